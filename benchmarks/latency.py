@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 FOLDER = Path("../shared/models")
 """Where models that are files lie; without it, those that ``benchmarks.models`` makes are measured."""
 
-PACKAGES = {"openvino_bf16": "openvino", "mnn": "MNN", "litert": "ai-edge-litert"}
+PACKAGES = {"openvino_bf16": "openvino", "openvino_f16": "openvino", "mnn": "MNN", "litert": "ai-edge-litert"}
 """What packages of runtimes are called, where they have another name."""
 
 

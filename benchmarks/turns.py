@@ -205,6 +205,7 @@ RUNTIMES: Mapping[str, Callable[..., Callable[[], Any]]] = {
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
     "openvino_bf16": partial(_openvino, hint="bf16"),
+    "openvino_f16": partial(_openvino, hint="f16"),
     "decoder": llama_cpp.ours,
     "llama.cpp": llama_cpp.llama_cpp,
     **{name: run for name, (_, run) in OTHERS.items()},

@@ -12,9 +12,14 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
+from tvm.s_tir import dlight
 
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.gpu import in_threads
+from forge_pipeline.codegen.gpu.convolution import convolutions
+from forge_pipeline.codegen.gpu.indices import narrowed
+from forge_pipeline.codegen.gpu.products import Products
+from forge_pipeline.codegen.gpu.sums import SHORT, Sums
+from forge_pipeline.codegen.gpu.threads import in_threads
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
 from forge_pipeline.codegen.options import Options
@@ -38,7 +43,7 @@ def kernels(work: Lowering) -> None:
     _run(work, _kernel_passes(work.target, work.target.tvm(), work.options))
     if work.target.kind == "cuda":
         for entry in work.entries:
-            entry.module = in_threads(entry.module)
+            entry.module = in_threads(narrowed(entry.module))
     if work.target.kind == "llvm":
         for entry in work.entries:
             entry.module = _with_starts(entry.module)
@@ -86,7 +91,15 @@ def _graph_passes(options: Options, kind: str) -> list[Any]:
 def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options) -> list[Any]:
     """Return what turns operators into kernels: one each at level 0, then fused, then with constants folded."""
     if target.kind == "cuda":
-        return [*cuda.library_dispatch_passes(machine), *cuda.legalize_passes(machine)]
+        *legalized, _ = cuda.legalize_passes(machine)
+        gpu = dlight.gpu
+        schedules = (Products(), gpu.Matmul(), gpu.GEMV(), Sums(SHORT), gpu.Reduction(), gpu.GeneralReduction(), Sums())
+        return [
+            *cuda.library_dispatch_passes(machine),
+            relax.transform.LegalizeOps(convolutions(str(target.cuda_arch))),
+            *legalized,
+            dlight.ApplyDefaultSchedule(*schedules, gpu.Fallback()),
+        ]
     passes = [*cpu_generic.pipeline.library_dispatch_passes(machine), relax.transform.LegalizeOps(bounds())]
     passes.append(relax.transform.AnnotateTIROpPattern())
     if options.opt_level >= 2:

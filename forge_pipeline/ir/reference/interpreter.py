@@ -10,13 +10,23 @@ from typing import Any, Final
 
 import numpy as np
 import onnxruntime as ort
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 from forge_pipeline.errors import ConfigError, DataError, ModelError
-from forge_pipeline.ir.external_data.mapped import LEAST, array_of, mapped_file_of, mapped_files, spilling, tensor_of
+from forge_pipeline.ir.external_data.mapped import (
+    LEAST,
+    array_of,
+    is_mapped,
+    mapped_file_of,
+    mapped_files,
+    spilling,
+    tensor_of,
+)
 from forge_pipeline.ir.external_data.writer import without_initializers
 from forge_pipeline.ir.reference.saturation import without_saturation
+from forge_pipeline.ir.tensors import byte_count
+from forge_pipeline.ir.traversal import every_node
 from forge_pipeline.registry import Registry
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +41,7 @@ PROVIDERS = Registry(
 LARGEST = (1 << 31) - 1
 """Bytes that protobuf takes in one message; the weights of a larger model go through a file."""
 
+_PLAIN = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT8, TensorProto.UINT8})
 _SHOWN = 500
 _REFUSED = (
     errors.Fail,
@@ -145,22 +156,41 @@ def _session_options(*, optimized: bool, prepack: bool) -> ort.SessionOptions:
 
 
 def _session(model: ModelProto, options: ort.SessionOptions, provider: str) -> ort.InferenceSession:
-    """Open a model; what it holds in files is mapped, and never packed anew, which would be a second copy of it."""
-    is_large = model.ByteSize() > LARGEST
+    """Open a model; what it holds in files is mapped, and never packed anew, which would be a second copy of it.
+
+    Other weights are given as arrays: to write and read them as one message takes longer than to open the model.
+    """
+    is_large = sum(byte_count(tensor) for tensor in model.graph.initializer if not is_mapped(tensor)) > LARGEST
     with spilling(is_large):
         if is_large:
             model = _in_files(model)
-        if not mapped_files(model):
-            return ort.InferenceSession(model.SerializeToString(), options, providers=[provider])
-        placed = ModelProto()
-        placed.CopyFrom(model)
-        for tensor in placed.graph.initializer:
-            file = mapped_file_of(tensor)
+        if mapped_files(model):
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+        placed = without_initializers(model)
+        read = {name for node in every_node(model) for name in node.input}
+        shown = {value.name for value in (*model.graph.input, *model.graph.output)}
+        arrays: dict[str, ort.OrtValue] = {}
+        for tensor in model.graph.initializer:
+            if tensor.name not in read and tensor.name not in shown:
+                continue  # ONNX Runtime would drop it, and refuse its array
+            added, file = placed.graph.initializer.add(), mapped_file_of(tensor)
+            if file is None and tensor.name in read and _is_plain(tensor):
+                arrays[tensor.name] = ort.OrtValue.ortvalue_from_numpy(numpy_helper.to_array(tensor))
+                added.MergeFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+                added.data_location = TensorProto.EXTERNAL
+                added.external_data.add(key="location", value="an array")
+                continue
+            added.CopyFrom(tensor)
             if file is not None:
-                tensor.external_data[0].value = f"proc/self/fd/{file.file.descriptor}"
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/")
+                added.external_data[0].value = f"proc/self/fd/{file.file.descriptor}"
+        options.add_external_initializers(list(arrays), list(arrays.values()))
         return ort.InferenceSession(placed.SerializeToString(), options, providers=[provider])
+
+
+def _is_plain(tensor: TensorProto) -> bool:
+    """Whether a tensor has its content, which is large, and numpy has its type."""
+    return tensor.data_location == TensorProto.DEFAULT and tensor.data_type in _PLAIN and byte_count(tensor) >= LEAST
 
 
 def _in_files(model: ModelProto) -> ModelProto:

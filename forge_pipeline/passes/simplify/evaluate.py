@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto, helper
 
 from forge_pipeline.ir.tensors import byte_count
-from forge_pipeline.passes.value_types import infer_model_types
+from forge_pipeline.passes.value_types import SMALL, infer_model_types
 from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter
 
 Array = np.ndarray[Any, Any]
@@ -24,8 +25,7 @@ def evaluate(
     is computed is left out, and so is one that the interpreter refuses. ``limit`` is in bytes for each node; a node
     may also give eight times what it takes, which is 4-bit weights becoming float32.
     """
-    model = _model(nodes, tensors, opsets)
-    known = infer_model_types(model)
+    known = infer_model_types(_model(nodes, tensors, opsets, most=SMALL))
     fitting = [i for i, node in enumerate(nodes) if _fits(node, known, tensors, limit)]
     return _run(fitting, nodes, tensors, opsets)
 
@@ -56,12 +56,20 @@ def _run(
 
 
 def _model(
-    nodes: Sequence[NodeProto], tensors: Mapping[str, TensorProto], opsets: Sequence[OperatorSetIdProto]
+    nodes: Sequence[NodeProto],
+    tensors: Mapping[str, TensorProto],
+    opsets: Sequence[OperatorSetIdProto],
+    most: float = math.inf,
 ) -> ModelProto:
+    """Return the nodes as a model; constants of more bytes than ``most`` are inputs of the same type."""
     used = dict.fromkeys(name for node in nodes for name in node.input if name)
     model = helper.make_model(helper.make_graph([], "constants", [], []), opset_imports=opsets, ir_version=10)
     model.graph.node.extend(nodes)
-    model.graph.initializer.extend(tensors[name] for name in used)
+    for tensor in map(tensors.__getitem__, used):
+        if byte_count(tensor) <= most:
+            model.graph.initializer.append(tensor)
+        else:
+            model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     model.graph.output.extend(ValueInfoProto(name=name) for node in nodes for name in node.output if name)
     return model
 

@@ -74,8 +74,8 @@ def made_up(
                 if sizes or free:
                     check_survival(run, feeds)
                 is_finite = _are_finite(run, feeds)
-                if not is_finite and not kinds.varied:  # a logarithm, a root: of what is positive there is one
-                    feeds = [{name: _positive(array) for name, array in feed.items()} for feed in feeds]
+                if not is_finite and not kinds.varied:  # a logarithm, a root, a norm: of what is positive there is one
+                    feeds = [{name: _positive(array, tops.get(name)) for name, array in feed.items()} for feed in feeds]
                     is_finite = _are_finite(run, feeds)
             except REFUSALS as error:
                 refusal = refusal or error
@@ -133,8 +133,11 @@ def _samples(
         }
 
 
-def _positive(array: Array) -> Array:
-    return np.abs(array) if array.dtype.kind == "f" else array
+def _positive(array: Array, rows: int | None) -> Array:
+    """Return numbers without their signs; of ``rows`` that indices pick, the first, often padding of zeros, by none."""
+    if array.dtype.kind == "f":
+        return np.abs(array)
+    return array if rows is None or rows < 2 else np.maximum(array, 1)
 
 
 def _are_finite(run: Interpreter, feeds: Iterable[Arrays]) -> bool:

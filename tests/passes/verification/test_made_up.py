@@ -108,6 +108,20 @@ def test_indices_stay_within_the_rows_that_they_pick() -> None:
     assert (first["ids"].min() >= 0, 30 < first["ids"].max() < 40) == (True, True)
 
 
+def test_a_row_of_zeros_for_padding_is_passed_over_where_a_norm_divides_by_it() -> None:
+    """As models of transformers are exported that add too small a number to a norm: the exporter drops it."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("ReduceL2", ["rows"], ["norm"], axes=[-1]),
+        helper.make_node("Div", ["rows", "norm"], ["y"]),
+    ]
+    table = np.ones((3, 4), np.float32)
+    table[0] = 0
+    model = model_of(nodes, {"ids": (INT64, ["batch", 64])}, {"table": table})
+    (first, _) = made_up(model, Interpreter(model), Preferred(), KINDS).feeds
+    assert (first["ids"].min(), first["ids"].max()) == (1, 2)
+
+
 def test_sizes_that_end_the_process_are_passed_over() -> None:
     """The least integer has no opposite: the processor stops who divides it by minus one, the extent less 65."""
     nodes = [

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Lowering
 from forge_pipeline.errors import CompileError
 from forge_pipeline.target import Target
+from tests.support.cuda import Gpu
 from tests.support.kernels import of_onnx_runtime
 
 OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
@@ -35,7 +33,6 @@ CASES: dict[str, tuple[list[np.ndarray], dict[str, Any], int]] = {
     ),
     "GRU": ([RANDOM.standard_normal(s) for s in ((5, 2, 6), (1, 12, 6), (1, 12, 4))], {"hidden_size": 4}, 2),
 }
-HAS_GPU = shutil.which("nvcc") is not None and shutil.which("nvidia-smi") is not None
 
 
 def given(operator: str) -> list[np.ndarray]:
@@ -86,39 +83,10 @@ def test_sizes_that_data_decide_are_refused() -> None:
         import_onnx(Lowering(target=Target.from_tag("cuda/sm_90"), options=OPTIONS, model=data))
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="no GPU with nvcc is here")
+@pytest.mark.every(3)
 @pytest.mark.parametrize("operator", CASES)
-def test_a_gpu_computes_what_onnx_runtime_computes(operator: str, tmp_path: Path) -> None:
-    arch = "sm_" + subprocess.run(
-        ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], capture_output=True, text=True, check=True
-    ).stdout.split()[0].replace(".", "")  # fmt: skip
-    onnx.save(model(operator), tmp_path / "model.onnx")
-    np.savez(tmp_path / "given.npz", **{f"x{number}": value for number, value in enumerate(given(operator))})
-    for program in (BUILD, RUN):  # a process that packs for a GPU has stubs of its driver
-        subprocess.run([sys.executable, "-c", program, str(tmp_path), arch], check=True)
-    with np.load(tmp_path / "found.npz") as found:
-        wanted = of_onnx_runtime(operator, given(operator), CASES[operator][2], **CASES[operator][1])
-        for want, have in zip(wanted, found.values(), strict=True):
-            np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
-
-
-BUILD = """
-import sys, onnx
-from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.options import Options
-from forge_pipeline.target import Target
-options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
-library = build(onnx.load(sys.argv[1] + "/model.onnx"), Target.from_tag("cuda/" + sys.argv[2]), options)
-open(sys.argv[1] + "/model_library.so", "wb").write(library.to_bytes())
-"""
-RUN = """
-import sys, numpy, onnx, tvm
-from tvm.runtime import load_module
-from tvm.runtime.vm import VirtualMachine
-device = tvm.cuda(0)
-machine = VirtualMachine(load_module(sys.argv[1] + "/model_library.so"), device)
-given = numpy.load(sys.argv[1] + "/given.npz")
-taken = [port.name for port in onnx.load(sys.argv[1] + "/model.onnx").graph.input]
-found = machine["main"](*(tvm.runtime.tensor(given[name], device) for name in taken))
-numpy.savez(sys.argv[1] + "/found.npz", *(part.numpy() for part in ([found] if hasattr(found, "numpy") else found)))
-"""
+def test_a_gpu_computes_what_onnx_runtime_computes(operator: str, gpu: Gpu, tmp_path: Path) -> None:
+    named = {f"x{number}": value for number, value in enumerate(given(operator))}
+    wanted = of_onnx_runtime(operator, given(operator), CASES[operator][2], **CASES[operator][1])
+    for want, have in zip(wanted, gpu.results(model(operator), named, tmp_path), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
