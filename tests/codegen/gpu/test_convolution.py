@@ -72,7 +72,7 @@ def test_images_are_as_onnx_runtime_has_them(sizes: list[Any], gpu: Gpu, tmp_pat
 
 
 def test_taps_are_parted_where_there_are_few_pixels() -> None:
-    """A layer of 512 filters and 49 pixels has 32 tiles of the least size: too few for large GPUs, less so for Jetson."""
+    """512 filters of 49 pixels are 32 tiles of the least size: too few for large GPUs, less so for Jetson."""
     assert [_parts(1, 512, 49, 4608, processors) for processors in (16, 96)] == [3, 18]
     assert _parts(1, 64, 12544, 147, 96) == 1
     assert _tile(1, 256, 12544, 96) == TILES[0]
