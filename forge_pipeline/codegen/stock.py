@@ -18,7 +18,7 @@ from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.gpu.convolution import convolutions
 from forge_pipeline.codegen.gpu.indices import narrowed
 from forge_pipeline.codegen.gpu.products import Products
-from forge_pipeline.codegen.gpu.sums import SHORT, Sums
+from forge_pipeline.codegen.gpu.sums import SHORT, Sums, Tried
 from forge_pipeline.codegen.gpu.threads import in_threads
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
@@ -93,12 +93,15 @@ def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options)
     if target.kind == "cuda":
         *legalized, _ = cuda.legalize_passes(machine)
         gpu = dlight.gpu
-        schedules = (Products(), gpu.Matmul(), gpu.GEMV(), Sums(SHORT), gpu.Reduction(), gpu.GeneralReduction(), Sums())
+        matmul, gemv, *reductions = (
+            Tried(rule()) for rule in (gpu.Matmul, gpu.GEMV, gpu.Reduction, gpu.GeneralReduction)
+        )
+        schedules = (Products(), matmul, gemv, Sums(SHORT), *reductions, Sums(), gpu.Fallback())
         return [
             *cuda.library_dispatch_passes(machine),
             relax.transform.LegalizeOps(convolutions(str(target.cuda_arch))),
             *legalized,
-            dlight.ApplyDefaultSchedule(*schedules, gpu.Fallback()),
+            dlight.ApplyDefaultSchedule(*schedules),
         ]
     passes = [*cpu_generic.pipeline.library_dispatch_passes(machine), relax.transform.LegalizeOps(bounds())]
     passes.append(relax.transform.AnnotateTIROpPattern())

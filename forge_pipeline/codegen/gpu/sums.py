@@ -56,6 +56,8 @@ def _is_short(extents: list[Any], most: int) -> bool:
 
 def sums_in_threads(sch: Any, block: Any) -> None:
     """Let each thread have one result, and do what is fused behind."""
+    for index in range(1, len(sch.get(block).writes)):  # the maximum beside its place
+        sch.set_scope(block, index, "local")
     local = sch.cache_write(block, 0, "local")
     auto_inline_consumer_chain(sch, local)
     loops = sch.get_loops(block)
@@ -63,10 +65,26 @@ def sums_in_threads(sch: Any, block: Any) -> None:
     results = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != REDUCES]
     reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == REDUCES]
     sch.reorder(*results, *reduced)
-    blocks, threads = sch.split(sch.fuse(*results), [None, THREADS])
+    count = sch.get(whole := sch.fuse(*results)).extent
+    few = isinstance(count, tirx.IntImm) and int(count) < THREADS  # a single result's copy would lose who is to write
+    blocks, threads = sch.split(whole, [None, int(count) if few else THREADS])
     sch.bind(blocks, "blockIdx.x")
     sch.bind(threads, "threadIdx.x")
     sch.reverse_compute_at(local, threads, preserve_unit_loops=True)
     sch.annotate(threads, "pragma_auto_unroll_max_step", 64)
     sch.annotate(threads, "pragma_unroll_explicit", 1)
     sch.decompose_reduction(block, reduced[0])
+
+
+class Tried(GPUScheduleRule):  # type: ignore[misc]
+    """A rule of TVM's that is passed over where it fails: its GEMV does for a reduction of one step."""
+
+    def __init__(self, rule: GPUScheduleRule) -> None:
+        self._rule = rule
+
+    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
+        """Return the rule's schedule, or None."""
+        try:
+            return self._rule.apply(func, target, tunable)
+        except (ScheduleError, AssertionError):
+            return None

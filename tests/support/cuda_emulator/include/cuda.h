@@ -14,6 +14,8 @@
 #define __CUDA_ARCH__ 900
 #define __global__
 #define __device__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__ static
@@ -170,6 +172,4 @@ inline float min(float a, float b) { return fminf(a, b); }
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 inline float __int_as_float(int bits) { float value; memcpy(&value, &bits, 4); return value; }
 inline int __float_as_int(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
-#define CUDART_INF_F INFINITY
-#define CUDART_NAN_F NAN
 #define __restrict__ __restrict
