@@ -60,7 +60,12 @@ int cuDeviceGetName(char* name, int length, int) { return snprintf(name, size_t(
 int cuGetErrorName(int, const char** text) { return *text = "refused", 0; }
 int cuGetErrorString(int, const char** text) { return *text = "not emulated", 0; }
 
-int cudaMalloc(void** place, size_t size) { return *place = aligned_alloc(256, (size + 255) / 256 * 256 + 256), 0; }
+// Memory is no numbers at first, so that what nobody wrote shows.
+int cudaMalloc(void** place, size_t size) {
+  size_t whole = (size + 255) / 256 * 256 + 256;
+  *place = aligned_alloc(256, whole);
+  return *place == nullptr ? REFUSED : (memset(*place, 0xff, whole), 0);
+}
 int cudaMallocHost(void** place, size_t size) { return cudaMalloc(place, size); }
 int cudaFree(void* place) { return free(place), 0; }
 int cudaFreeHost(void* place) { return free(place), 0; }
