@@ -246,6 +246,8 @@ def link_objects(work: Lowering) -> None:
         combine = relocatable if work.options.relocatable else link
         linked.append(combine([Path(name) for name in objects], work.target))
 
+    # the object of what is no kernel is for a CPU, which no other object names where a GPU has nothing to compute
+    vars(collect)["get_target_triple"] = lambda: work.target.triple
     with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
         work.code.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
     program = b"" if work.device_program is None else work.device_program.to_bytes()

@@ -15,6 +15,7 @@ from tvm.relax.backend.cuda import pipeline as cuda
 from tvm.s_tir import dlight
 
 from forge_pipeline.codegen.flops import share_by_kernel
+from forge_pipeline.codegen.gpu.booleans import one_at_a_time
 from forge_pipeline.codegen.gpu.convolution import convolutions
 from forge_pipeline.codegen.gpu.indices import narrowed
 from forge_pipeline.codegen.gpu.products import Products
@@ -43,7 +44,7 @@ def kernels(work: Lowering) -> None:
     _run(work, _kernel_passes(work.target, work.target.tvm(), work.options))
     if work.target.kind == "cuda":
         for entry in work.entries:
-            entry.module = in_threads(narrowed(entry.module))
+            entry.module = one_at_a_time(in_threads(narrowed(entry.module)))
     if work.target.kind == "llvm":
         for entry in work.entries:
             entry.module = _with_starts(entry.module)

@@ -1,0 +1,54 @@
+"""Masks are read a boolean at a time; what computes nothing links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.target import Target
+from tests.support.cuda import Gpu
+
+RANDOM = np.random.default_rng(0)
+
+
+def masked() -> onnx.ModelProto:
+    """Return a product whose results are kept where two masks, one of which is given, say so."""
+    fixed = {"lower": np.tril(np.ones((8, 8), bool)), "none": np.float32(-np.inf)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["a", "b"], ["product"]),
+            helper.make_node("And", ["given", "lower"], ["kept"]),
+            helper.make_node("Where", ["kept", "product", "none"], ["y"]),
+        ],
+        "masked",
+        [
+            helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 8, 4]),
+            helper.make_tensor_value_info("b", TensorProto.FLOAT, [2, 4, 8]),
+            helper.make_tensor_value_info("given", TensorProto.BOOL, [2, 8, 8]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 8, 8])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in fixed.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def test_masks_are_read_a_boolean_at_a_time(gpu: Gpu, tmp_path: Path) -> None:
+    a, b = (RANDOM.standard_normal(shape).astype(np.float32) for shape in ((2, 8, 4), (2, 4, 8)))
+    given = {"a": a, "b": b, "given": RANDOM.random((2, 8, 8)) < 0.7}
+    (want,) = onnxruntime.InferenceSession(masked().SerializeToString()).run(None, given)
+    (have,) = gpu.results(masked(), given, tmp_path)
+    np.testing.assert_allclose(have, want, rtol=1e-5)
+
+
+def test_what_computes_nothing_links() -> None:
+    port = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "graph", port[:1], port[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
+    assert build(model, Target.from_tag("cuda/sm_90"), options).elf.startswith(b"\x7fELF")
