@@ -17,9 +17,10 @@ from tvm.s_tir import dlight
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.gpu.booleans import one_at_a_time
 from forge_pipeline.codegen.gpu.convolution import convolutions
+from forge_pipeline.codegen.gpu.guards import Orderly, Tried
 from forge_pipeline.codegen.gpu.indices import narrowed
 from forge_pipeline.codegen.gpu.products import Products
-from forge_pipeline.codegen.gpu.sums import SHORT, Sums, Tried
+from forge_pipeline.codegen.gpu.sums import SHORT, Sums
 from forge_pipeline.codegen.gpu.threads import in_threads
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
@@ -94,10 +95,9 @@ def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options)
     if target.kind == "cuda":
         *legalized, _ = cuda.legalize_passes(machine)
         gpu = dlight.gpu
-        matmul, gemv, *reductions = (
-            Tried(rule()) for rule in (gpu.Matmul, gpu.GEMV, gpu.Reduction, gpu.GeneralReduction)
-        )
-        schedules = (Products(), matmul, gemv, Sums(SHORT), *reductions, Sums(), gpu.Fallback())
+        rows, groups = Tried(gpu.Reduction()), Tried(gpu.GeneralReduction())
+        products = (Products(), Tried(gpu.Matmul()), Orderly(gpu.GEMV()))
+        schedules = (*products, Sums(SHORT), rows, groups, Sums(), gpu.Fallback())
         return [
             *cuda.library_dispatch_passes(machine),
             relax.transform.LegalizeOps(convolutions(str(target.cuda_arch))),

@@ -74,17 +74,3 @@ def sums_in_threads(sch: Any, block: Any) -> None:
     sch.annotate(threads, "pragma_auto_unroll_max_step", 64)
     sch.annotate(threads, "pragma_unroll_explicit", 1)
     sch.decompose_reduction(block, reduced[0])
-
-
-class Tried(GPUScheduleRule):  # type: ignore[misc]
-    """A rule of TVM's that is passed over where it fails: its GEMV does for a reduction of one step."""
-
-    def __init__(self, rule: GPUScheduleRule) -> None:
-        self._rule = rule
-
-    def apply(self, func: Any, target: Any, tunable: bool) -> Any:
-        """Return the rule's schedule, or None."""
-        try:
-            return self._rule.apply(func, target, tunable)
-        except (ScheduleError, AssertionError):
-            return None

@@ -1,4 +1,4 @@
-"""Masks are read a boolean at a time; what computes nothing links."""
+"""What TVM's own schedules and code for GPUs got wrong."""
 
 from __future__ import annotations
 
@@ -44,6 +44,20 @@ def test_masks_are_read_a_boolean_at_a_time(gpu: Gpu, tmp_path: Path) -> None:
     (want,) = onnxruntime.InferenceSession(masked().SerializeToString()).run(None, given)
     (have,) = gpu.results(masked(), given, tmp_path)
     np.testing.assert_allclose(have, want, rtol=1e-5)
+
+
+def test_sums_stay_with_the_thread_that_adds_them_up(gpu: Gpu, tmp_path: Path) -> None:
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [2, 4, 4]), ("w", [4, 1, 4]), ("y", [2, 4, 1]))
+    ]
+    graph = helper.make_graph([helper.make_node("Conv", ["x", "w"], ["y"], group=4)], "step", ports[:2], ports[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    given = {
+        name: RANDOM.standard_normal(shape).astype(np.float32) for name, shape in (("x", (2, 4, 4)), ("w", (4, 1, 4)))
+    }
+    (have,) = gpu.results(model, given, tmp_path)
+    np.testing.assert_allclose(have, np.einsum("nck,cuk->ncu", given["x"], given["w"]), rtol=1e-5)
 
 
 def test_what_computes_nothing_links() -> None:
