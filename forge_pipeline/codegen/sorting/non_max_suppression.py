@@ -5,7 +5,7 @@ The boxes of a class lie in a heap, best on top: as many are taken off as are lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,38 +17,37 @@ from forge_pipeline.codegen.sorting.order import before, equal
 from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
 from forge_pipeline.codegen.tir import script
 
+TOGETHER = 64
+"""Boxes that are looked at together, best first."""
+LANES = 16
+"""Of them in a vector."""
+BETWEEN = 16
+"""Kept boxes that all of them are held against before it is asked whether one is left."""
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A side of two boxes along one direction, and what they share of it."""
-
-    first: tuple[Any, Any]
-    second: tuple[Any, Any]
-
-    @property
-    def shared(self) -> Any:
-        return tirx.min(self.first[1], self.second[1]) - tirx.max(self.first[0], self.second[0])
-
-    @property
-    def lengths(self) -> tuple[Any, Any]:
-        return self.first[1] - self.first[0], self.second[1] - self.second[0]
+MEASURES = 5
+"""Of a box: its least and most along both directions, then its area."""
 
 
-def _overlap_more(first: tuple[Any, ...], second: tuple[Any, ...], threshold: Any, *, is_centered: bool) -> Any:
-    """Return whether two boxes' intersection over union is above a threshold; at the threshold it is not."""
-
-    def side(box: tuple[Any, ...], axis: int) -> tuple[Any, Any]:
-        low, high = box[axis], box[axis + 2]
+def _measures(box: tuple[Any, ...], *, is_centered: bool) -> tuple[Any, ...]:
+    """Return a box's ``MEASURES``."""
+    spans = []
+    for low, high in (box[::2], box[1::2]):
         if is_centered:
-            return low - high / 2, low + high / 2
-        return tirx.min(low, high), tirx.max(low, high)
+            spans.append((low - high / 2, low + high / 2))
+        else:
+            spans.append((tirx.min(low, high), tirx.max(low, high)))
+    (left, right), (top, bottom) = spans
+    return left, right, top, bottom, (right - left) * (bottom - top)
 
-    across, along = (_Span(side(first, axis), side(second, axis)) for axis in (0, 1))
-    zero = tirx.const(0, "float32")
-    shared = across.shared * along.shared
-    areas = [a * b for a, b in zip(across.lengths, along.lengths, strict=True)]
-    union = areas[0] + areas[1] - shared
-    is_real = tirx.all(across.shared > zero, along.shared > zero, areas[0] > zero, areas[1] > zero, union > zero)
+
+def _overlap_more(first: Sequence[Any], second: Sequence[Any], threshold: Any) -> Any:
+    """Return whether two boxes' intersection over union is above a threshold; at the threshold it is not."""
+    across, along = (
+        tirx.min(first[side + 1], second[side + 1]) - tirx.max(first[side], second[side]) for side in (0, 2)
+    )
+    zero, shared = tirx.const(0, "float32"), across * along
+    union = first[4] + second[4] - shared
+    is_real = tirx.all(across > zero, along > zero, first[4] > zero, second[4] > zero, union > zero)
     return tirx.all(is_real, shared / union > threshold)
 
 
@@ -72,6 +71,15 @@ def suppression_kernel(
         boxes = [tirx.Cast("int64", S[at(o, 0, 0, place)]) for place in (left, right)]
         first, second = (P[rows.at(o, box, 0)] for box in boxes)
         return tirx.any(before(first, second, descending=True), tirx.all(equal(first, second), boxes[0] < boxes[1]))
+
+    def measured(B: Any, n: Any, chosen: Any, side: int) -> Any:
+        return _measures(tuple(B[n, chosen, at] for at in range(4)), is_centered=is_centered)[side]
+
+    def overlap_more(box: Any, boxes: Any, lane: Any, threshold: Any) -> Any:
+        first, second = (
+            [held[(at, *place)] for at in range(MEASURES)] for held, place in ((box, ()), (boxes, (lane,)))
+        )
+        return _overlap_more(first, second, threshold)
 
     @script.prim_func(s_tir=True, private=True)
     def suppress(  # type: ignore[no-untyped-def]
@@ -106,29 +114,42 @@ def suppression_kernel(
                     child[0] = count
 
         @script.inline
-        def compare(flag, n, one, other):  # type: ignore[no-untyped-def]
-            flag[0] = T.Cast(
-                "int32",
-                _overlap_more(
-                    (B[n, one, 0], B[n, one, 1], B[n, one, 2], B[n, one, 3]),
-                    (B[n, other, 0], B[n, other, 1], B[n, other, 2], B[n, other, 3]),
-                    O[only(overlap)],
-                    is_centered=is_centered,
-                ),
-            )
+        def look_at(box, n, chosen):  # type: ignore[no-untyped-def]
+            """Remember a box's sides and area."""
+            box[0] = measured(B, n, chosen, 0)
+            box[1] = measured(B, n, chosen, 1)
+            box[2] = measured(B, n, chosen, 2)
+            box[3] = measured(B, n, chosen, 3)
+            box[4] = measured(B, n, chosen, 4)
+
+        @script.inline
+        def suppress_by(box, boxes, dead):  # type: ignore[no-untyped-def]
+            """Mark those of the boxes looked at that overlap one."""
+            for part in T.serial(TOGETHER // LANES):
+                for lane in T.vectorized(LANES):
+                    dead[part * LANES + lane] = T.Select(
+                        overlap_more(box, boxes, part * LANES + lane, O[only(overlap)]),
+                        T.int32(1),
+                        dead[part * LANES + lane],
+                    )
 
         for row in T.parallel(rows.outer):
             with T.sblock("class"):
                 o = T.axis.opaque(rows.outer, row)
                 T.reads()
                 T.writes()
-                flag = T.sblock_alloc_buffer((1,), "int32", scope="local")
                 found = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 kept = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 seen = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 node = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 child = T.sblock_alloc_buffer((1,), "int64", scope="local")
                 held = T.sblock_alloc_buffer((1,), PLACE, scope="local")
+                taken = T.sblock_alloc_buffer((1,), "int64", scope="local")
+                left = T.sblock_alloc_buffer((1,), "int32", scope="local")
+                box = T.sblock_alloc_buffer((MEASURES,), "float32", scope="local")
+                boxes = T.sblock_alloc_buffer((MEASURES, TOGETHER), "float32", scope="local")
+                looked = T.sblock_alloc_buffer((TOGETHER,), PLACE, scope="local")
+                dead = T.sblock_alloc_buffer((TOGETHER,), "int32", scope="local")
                 found[0] = T.int64(0)
                 for place in T.serial(rows.length):
                     if P[rows.at(o, place, 0)] > L[only(least)]:
@@ -139,23 +160,34 @@ def suppression_kernel(
                     sink(o, found[0], node, child, held)
                 kept[0] = T.int64(0)
                 while T.if_then_else(kept[0] < M[only(most)], found[0], T.int64(0)) > 0:
-                    flag[0] = T.int32(0)
+                    taken[0] = T.min(found[0], T.int64(TOGETHER))
+                    for lane in T.serial(T.int64(TOGETHER)):
+                        if lane < taken[0]:
+                            looked[lane] = S[at(o, 0, 0, T.int64(0))]
+                            look_at(box, o // classes, T.Cast("int64", looked[lane]))
+                            found[0] = found[0] - 1
+                            S[at(o, 0, 0, T.int64(0))] = S[at(o, 0, 0, found[0])]
+                            node[0] = T.int64(0)
+                            sink(o, found[0], node, child, held)
+                        dead[lane] = T.if_then_else(lane < taken[0], T.int32(0), T.int32(1))
+                        for measure in T.serial(MEASURES):
+                            boxes[measure, lane] = box[measure]
+                    left[0] = T.int32(1)
                     seen[0] = T.int64(0)
-                    while seen[0] < T.if_then_else(flag[0] == 0, kept[0], T.int64(0)):
-                        compare(
-                            flag,
-                            o // classes,
-                            T.Cast("int64", S[at(o, 0, 0, T.int64(0))]),
-                            T.Cast("int64", S[at(o, 0, 1, seen[0])]),
-                        )
-                        seen[0] = seen[0] + 1
-                    if flag[0] == T.int32(0):
-                        S[at(o, 0, 1, kept[0])] = S[at(o, 0, 0, T.int64(0))]
-                        kept[0] = kept[0] + 1
-                    found[0] = found[0] - 1
-                    S[at(o, 0, 0, T.int64(0))] = S[at(o, 0, 0, found[0])]
-                    node[0] = T.int64(0)
-                    sink(o, found[0], node, child, held)
+                    while seen[0] < T.if_then_else(left[0] > 0, kept[0], T.int64(0)):
+                        for step in T.serial(T.min(kept[0] - seen[0], T.int64(BETWEEN))):
+                            look_at(box, o // classes, T.Cast("int64", S[at(o, 0, 1, seen[0] + step)]))
+                            suppress_by(box, boxes, dead)
+                        seen[0] = seen[0] + BETWEEN
+                        left[0] = T.int32(0)
+                        for lane in T.serial(T.int64(TOGETHER)):
+                            left[0] = left[0] + 1 - dead[lane]
+                    for lane in T.serial(taken[0]):
+                        if T.if_then_else(dead[lane] == 0, kept[0] < M[only(most)], False):
+                            S[at(o, 0, 1, kept[0])] = looked[lane]
+                            kept[0] = kept[0] + 1
+                            look_at(box, o // classes, T.Cast("int64", looked[lane]))
+                            suppress_by(box, boxes, dead)
                 K[o // classes, o % classes] = kept[0]
         with T.sblock("result"):
             T.reads()

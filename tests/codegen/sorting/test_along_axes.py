@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,25 @@ def test_elements_are_scattered_as_onnx_runtime_does_in_order(reduction: str) ->
         )
         (want,) = of_onnx_runtime("ScatterElements", [DATA, places, updates], axis=axis, reduction=reduction)
         np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_rows_are_scattered_whole_where_their_places_are_repeated(axis: int) -> None:
+    from tvm.relax import op
+
+    rows = [2 if at == axis else extent for at, extent in enumerate(DATA.shape)]
+    places = RANDOM.integers(-2, 2, [2 if at == axis else 1 for at in range(3)])
+    updates = RANDOM.standard_normal(rows).astype(np.float32)
+
+    def scattered(builder: Any, x: Any, p: Any, u: Any) -> list[Any]:
+        repeated = builder.emit(op.broadcast_to(p, extents_of(u)))
+        return [scatter_elements(builder, x, repeated, u, axis=axis, reduction="add")]
+
+    (found,) = run(scattered, [DATA, places, updates], is_open=False)
+    (want,) = of_onnx_runtime(
+        "ScatterElements", [DATA, np.broadcast_to(places, rows).copy(), updates], axis=axis, reduction="add"
+    )
+    np.testing.assert_allclose(found, want, rtol=1e-6)
 
 
 @pytest.mark.every(10)
