@@ -337,10 +337,13 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     if len(loops) > 1 and is_data_movement(sch, block):  # rows are LLVM's to vectorize
         parallel_if_worth(sch, fuse(sch, loops[:-1]), work)
         return
-    inner = _in_order(sch, block)
+    inner = _row_of(extents, _in_order(sch, block), lanes)
     if inner < len(loops):
         rows, row = fuse(sch, loops[:-inner]), fuse(sch, loops[-inner:])
-        vectorize_short_row(sch, row, lanes)
+        if inner == 1 and static(sch, row) >= 4 * lanes and not is_select(sch, block):
+            open_rows.vectorize(sch, row, lanes)
+        else:
+            vectorize_short_row(sch, row, lanes)
         parallel_if_worth(sch, rows, work)
         return
     flat = fuse(sch, loops)
@@ -358,6 +361,15 @@ def vectorize_short_row(sch: Schedule, row: LoopRV, lanes: int) -> None:
         width = max(width for width in range(1, 4 * lanes + 1) if length % width == 0)
         if width >= lanes:
             sch.vectorize(sch.split(row, [None, width])[1])
+
+
+def _row_of(extents: Sequence[int | None], most: int, lanes: int) -> int:
+    """Return how many of the innermost loops are a row: no more than it takes for some vectors.
+
+    Where all of them are one loop, parts of it for threads end anywhere. TVM finds places by divisions then, which it
+    does not see to be one after the other.
+    """
+    return next((count for count in range(1, most) if product(extents[-count:]) >= 4 * lanes), most)
 
 
 def _in_order(sch: Schedule, block: SBlockRV) -> int:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from onnx import helper
 
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
+from forge_pipeline.target import Target
 from tests.support.tiled import assert_same, compiled, kernels_of, model
 
 
@@ -27,3 +32,16 @@ def test_many_rows_are_multiplied_by_columns_that_their_kernel_packs(
     source = model(nodes, {"a": (*left, 24), "b": (*right, 24, columns)})
     assert_same(source, [{}], terms=24)
     assert not any("crop" in name for name in kernels_of(compiled(source)))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 67, 65), (1, 17, 63, 63), (1, 30, 31, 9), (2, 1027)])
+def test_numbers_that_fill_no_vectors_are_walked_along_memory(shape: tuple[int, ...], tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["a", "b"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+    source = model(nodes, {"a": shape, "b": shape})
+    assert_same(source, [{}], terms=2)
+    options = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    build(source, Target.from_tag("x86-64/v3"), options, dump=tmp_path)
+    (rewritten,) = tmp_path.glob("*-rewrite.txt")
+    text = rewritten.read_text("utf-8")
+    assert "_fused_1" not in text, "parts of all numbers, which end anywhere: places are found by division"
+    assert "T.vectorized(" in text or shape[-1] < 32

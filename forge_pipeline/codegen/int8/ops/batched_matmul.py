@@ -23,6 +23,8 @@ from forge_pipeline.codegen.tir.machine import Machine
 
 ROW_BLOCK_BYTES = 1 << 16
 """Scores of a row block, in bytes, up to which a softmax is computed with the product: they are on the stack."""
+FEWEST_ROWS = 4
+"""Of a row block: fewer would read the other operand more often than it pays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +144,16 @@ def softmax(graph: Graph, call: relax.Call) -> Value | None:
     if int(call.attrs.axis) % len(deferred.shape) != len(deferred.shape) - 1:
         return None
     following = replace(deferred, softmax=True)
-    mr, nr = tile_of(graph.machine, following)
-    columns = -(-deferred.shape[-1] // (nr * graph.machine.lanes)) * nr * graph.machine.lanes
-    return Value(deferred=following) if 8 * mr * columns <= ROW_BLOCK_BYTES else None
+    return Value(deferred=following) if tile_of(graph.machine, following)[0] >= FEWEST_ROWS else None
 
 
 def tile_of(machine: Machine, product: Batched) -> tuple[int, int]:
-    """Return rows and vectors of a tile."""
+    """Return rows and vectors of a tile: of no more rows than a row block of scores has, where these are kept."""
     rows, columns = product.shape[-2:]
-    return choose_tile(machine, rows, -(-columns // machine.lanes), -(-product.depth // dot_product(machine).k_inner))
+    vectors = -(-columns // machine.lanes)
+    mr, nr = choose_tile(machine, rows, vectors, -(-product.depth // dot_product(machine).k_inner))
+    kept = ROW_BLOCK_BYTES // (8 * -(-vectors // nr) * nr * machine.lanes)
+    return min(mr, kept) if product.softmax else mr, nr
 
 
 HANDLERS = {

@@ -78,7 +78,7 @@ def attention(net: Net, heads: int, *, mask: bool = False) -> tuple[str, str]:
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("rows", "mask"), [(32, False), (37, False), (32, True)])
+@pytest.mark.parametrize(("rows", "mask"), [(32, False), (37, False), (32, True), (1100, False)])
 def test_attention_is_within_a_step_of_onnx_runtime(rows: int, mask: bool) -> None:
     net = Net(1, rows, 32)
     model = net.finish(*attention(net, 2, mask=mask))
@@ -86,16 +86,17 @@ def test_attention_is_within_a_step_of_onnx_runtime(rows: int, mask: bool) -> No
     found, wanted = compiled(model)(x), reference(model, x, optimized=False)
     for ours, theirs, step in zip(found, wanted, (PROBABILITY[0], 1 / 64), strict=True):
         steps = np.rint((ours - theirs) / step)
-        assert len(np.unique(theirs)) > 20
+        assert len(np.unique(theirs)) > min(20, 4000 // rows)
         assert abs(steps).max() <= 1
         assert np.count_nonzero(steps) <= steps.size // 500
 
 
-def test_attention_keeps_no_floats_in_memory() -> None:
+@pytest.mark.parametrize("rows", [32, 1100])
+def test_attention_keeps_no_floats_in_memory(rows: int) -> None:
     from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 
-    net = Net(1, 32, 32)
+    net = Net(1, rows, 32)
     model = net.finish(attention(net, 2)[1])
     for tag in (HERE, VNNI, "arm/cortex-a76"):
         lowered = lower(import_model(prepare(model)), Target.from_tag(tag), OPTIONS)
