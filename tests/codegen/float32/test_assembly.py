@@ -142,7 +142,7 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
 
     target = Target.from_tag(tag)
     machine = Machine.of(target)
-    function = te.create_prim_func(kernel(machine)).with_attr("global_symbol", "main")
+    function = te.create_prim_func(kernel(machine), index_dtype_override="int64").with_attr("global_symbol", "main")
     scheduled = rewrite_kernels(schedule_kernels(tvm.IRModule({"main": function}), machine), machine)
     assert not scheduled.generic
     with tvm.transform.PassContext(config=PASS_CONFIG):
