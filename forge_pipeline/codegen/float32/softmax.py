@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, shape_of
-from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, own
+from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, made_once, own
 from forge_pipeline.codegen.tir import primitives, script
 
 NAME = "softmax"
@@ -37,6 +37,7 @@ def normalize(graph: Graph, call: relax.Call) -> Value | None:
     return Value(plain=shares)
 
 
+@made_once
 def softmax_kernel(tensor: Extents, lanes: int, *, is_logarithm: bool, is_parallel: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (shares)`` of one shape, or their logarithms, along the last axis."""
     (shape,) = own(tensor)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from tvm import relax, tirx
@@ -125,6 +126,23 @@ def own(*shapes: Extents) -> list[tuple[Any, ...]]:
         return known[extent]
 
     return [tuple(renamed(extent) for extent in shape) for shape in shapes]
+
+
+def made_once(kernel: Callable[..., tirx.PrimFunc]) -> Callable[..., tirx.PrimFunc]:
+    """Return what makes each kernel over one tensor once, for all extents that are its own alike.
+
+    TVM's parser takes a tenth of a second for some, and a network has the same in all of its layers.
+    """
+    made: dict[tuple[object, ...], tirx.PrimFunc] = {}
+
+    @wraps(kernel)
+    def remembered(tensor: Extents, *options: object, **named: object) -> tirx.PrimFunc:
+        key = (*map(str, own(tensor)[0]), *options, *named.values())
+        if key not in made:
+            made[key] = kernel(tensor, *options, **named)
+        return made[key]
+
+    return remembered
 
 
 def extents_of(value: relax.Expr) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tvm import tirx
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.sorting.rows import Extents, attributes, own, size, unravelled
+from forge_pipeline.codegen.sorting.rows import Extents, attributes, made_once, own, size, unravelled
 from forge_pipeline.codegen.tir import script
 
 NAME: Final = "moments"
@@ -204,6 +204,7 @@ def group_moments(table: Extents, channels: int, groups: int, epsilon: float) ->
     return spread
 
 
+@made_once
 def plain_moments(
     tensor: Extents, kept: int, of: int, vector: int, epsilon: float, *, is_parallel: bool
 ) -> tirx.PrimFunc:
