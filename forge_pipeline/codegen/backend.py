@@ -16,7 +16,7 @@ from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.calls import check_calls
-from forge_pipeline.codegen.cuda import compile_kernels_with_nvcc
+from forge_pipeline.codegen.cuda import check_constants, compile_kernels_with_nvcc
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.layout.origins import layers
@@ -223,6 +223,7 @@ def _kernels(module: tvm.IRModule, program: DeviceProgram) -> tvm.IRModule:
 
 def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:
     """Return what TVM's virtual machine executes: nothing else drives a GPU."""
+    check_constants(work.module, work.target.tag)
     refusals = compile_kernels_with_nvcc(work.target)
     try:
         return tvm.relax.build(work.module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE).mod

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tvm
 import tvm_ffi
+from tvm.ir import GenericConst
 
 from forge_pipeline import children
 from forge_pipeline.codegen.link import stub_library
@@ -46,6 +48,20 @@ DRIVER = {
         )
     ),
 }
+
+
+def check_constants(module: tvm.IRModule, tag: str) -> None:
+    """Raise CompileError where a result has no elements: TVM's virtual machine writes such a constant, and cannot read
+    it."""
+    constants: list[GenericConst] = []
+    tvm_ffi.structural_walk(module, [(GenericConst, constants.append)])
+    if any(0 in getattr(constant.value, "shape", ()) for constant in constants):
+        raise CompileError(
+            where=f"constants for {tag}",
+            expected="tensors that have elements, on a GPU",
+            found="a result without any",
+            fix="leave that result out of the model, or compile it for the CPU of that machine",
+        )
 
 
 def compile_kernels_with_nvcc(target: Target) -> list[CompileError]:

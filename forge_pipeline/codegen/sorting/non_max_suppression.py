@@ -1,6 +1,7 @@
 """Boxes that overlap no better box of their class: ONNX's NonMaxSuppression, with its limits as data.
 
-The boxes of a class lie in a heap, best on top: as many are taken off as are looked at, and the rest is not sorted.
+The boxes of a class lie in a heap, best on top: some are taken off at a time, and what is not looked at is not sorted.
+Each box kept so far is held against all of them in vectors, and then those that are left against one another.
 """
 
 from __future__ import annotations

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.errors import CompileError
 from forge_pipeline.target import Target
 from tests.support.cuda import Gpu
 
+OPTIONS = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
 RANDOM = np.random.default_rng(0)
 
 
@@ -64,5 +67,17 @@ def test_what_computes_nothing_links() -> None:
     port = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "graph", port[:1], port[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    options = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
-    assert build(model, Target.from_tag("cuda/sm_90"), options).elf.startswith(b"\x7fELF")
+    assert build(model, Target.from_tag("cuda/sm_90"), OPTIONS).elf.startswith(b"\x7fELF")
+
+
+def test_a_result_without_elements_is_refused() -> None:
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", [2, 4]), ("y", [0, 4]))
+    ]
+    zero = numpy_helper.from_array(np.array([0]), "zero")
+    graph = helper.make_graph(
+        [helper.make_node("Slice", ["x", "zero", "zero"], ["y"])], "graph", ports[:1], ports[1:], [zero]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    with pytest.raises(CompileError, match="without any"):
+        build(model, Target.from_tag("cuda/sm_90"), OPTIONS)
