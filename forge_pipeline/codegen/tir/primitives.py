@@ -8,9 +8,10 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
+from tvm.ir import Call, TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.sym import Analyzer, detect_linear_equation
 
 from forge_pipeline.codegen.tir import open_rows, rewriting, transposed_tiles
 from forge_pipeline.codegen.tir.machine import Machine
@@ -309,7 +310,7 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
             parallel_if_worth(sch, fuse_where_provable(sch, outer), work)
         return
     last = extents[-1]
-    if last is not None and last % lanes == 0 and len(loops) > 1:
+    if last is not None and last % lanes == 0 and (len(loops) > 1 or _moves_vectors(sch.get(block), lanes)):
         inner = loops[-1]
         if last > lanes:
             _, inner = sch.split(inner, [None, lanes])
@@ -318,7 +319,8 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         outer = outer if last <= lanes else outer[:-1]
         if None in extents[1:] and len(outer) > 1:
             outer = outer[:-1]  # to tell pixels apart in a fused loop takes a division by their number in a row
-        parallel_if_worth(sch, fuse_where_provable(sch, outer), work)
+        if outer or last > lanes:
+            parallel_if_worth(sch, fuse_where_provable(sch, outer or sch.get_loops(block)[:-1]), work)
         return
     if None in extents:
         rest, inner = loops[:-1], loops[-1]
@@ -361,6 +363,34 @@ def vectorize_short_row(sch: Schedule, row: LoopRV, lanes: int) -> None:
         width = max(width for width in range(1, 4 * lanes + 1) if length % width == 0)
         if width >= lanes:
             sch.vectorize(sch.split(row, [None, width])[1])
+
+
+def _moves_vectors(block: Any, lanes: int) -> bool:
+    """Return whether a block of one axis reads vectors in even steps, from other places than it writes them to."""
+    if len(block.iter_vars) != 1:
+        return False
+    axis = block.iter_vars[0].var
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append)])
+    turn, lane = (tirx.Var(name, axis.ty.dtype) for name in ("turn", "lane"))
+    analyzer = Analyzer()
+    analyzer.bind(turn, tvm.ir.Range(0, 1 << 31))
+    analyzer.bind(lane, tvm.ir.Range(0, lanes))
+
+    def placed(load: Any, at: Any) -> Any:
+        place: Any = tirx.const(0, "int64")
+        for index, size in zip(load.indices, load.source.ty.shape, strict=True):
+            place = place * size + index
+        return rewriting.substitute(place, lambda seen: at if seen.same_as(axis) else None)
+
+    def is_even(load: Any) -> bool:
+        """Return whether each lane's number lies as far behind the one before."""
+        distance = analyzer.simplify(placed(load, turn * lanes + lane) - placed(load, turn * lanes))
+        return len(detect_linear_equation(distance, [lane])) == 2
+
+    moved = [load for load in loads if rewriting.reads(list(load.indices), axis)]
+    is_in_order = all(len(load.indices) == 1 and load.indices[0].same_as(axis) for load in moved)
+    return not is_in_order and all(map(is_even, moved))
 
 
 def _row_of(extents: Sequence[int | None], most: int, lanes: int) -> int:

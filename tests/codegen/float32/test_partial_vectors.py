@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -45,3 +46,17 @@ def test_numbers_that_fill_no_vectors_are_walked_along_memory(shape: tuple[int, 
     text = rewritten.read_text("utf-8")
     assert "_fused_1" not in text, "parts of all numbers, which end anywhere: places are found by division"
     assert "T.vectorized(" in text or shape[-1] < 32
+
+
+@pytest.mark.parametrize("channels", [32, 30])
+def test_pixels_in_one_row_are_moved_in_vectors_where_their_steps_are_even(channels: int, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 3, 1]),
+        helper.make_node("Reshape", ["t", "n"], ["y"]),
+    ]
+    source = model(nodes, {"x": (1, channels, 28, 24)}, {"n": np.array([-1])})
+    assert_same(source, [{}], terms=1)
+    options = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    build(source, Target.from_tag("x86-64/v3"), options, dump=tmp_path)
+    (rewritten,) = tmp_path.glob("*-rewrite.txt")
+    assert ("T.vectorized(" in rewritten.read_text("utf-8")) == (channels == 32)

@@ -100,8 +100,8 @@ class Resized:
     def quantized(self, graph: Graph, affine: Affine) -> Value:
         """Emit it in uint8."""
         source = self.value.source
-        is_blocked = graph.is_blocked(source)
-        image = source.blocked if is_blocked else graph.plain(source)
+        is_blocked = graph.is_blocked(source) or _fills_blocks(graph, source)
+        image = graph.blocked(source) if is_blocked else graph.plain(source)
         sizes, resized = shape_of(image), {each.axis: each for each in self.axes}
         axes = tuple(
             resized.get(axis) or DynamicAxis(choice=resize.Choice.unchanged(axis, sizes[axis]))
@@ -113,6 +113,12 @@ class Resized:
             clip=self.clip, fused=graph.machine.fused,
         )  # fmt: skip
         return Value(blocked=result, channels=source.channels) if is_blocked else Value(plain=result)
+
+
+def _fills_blocks(graph: Graph, image: Value) -> bool:
+    """Return whether an image's channels fill vectors: pixels beside each other are bytes that are read one by one."""
+    channels = shape_of(graph.plain(image))[1]
+    return isinstance(channels, int) and channels % graph.machine.lanes == 0
 
 
 def interpolate(
