@@ -96,7 +96,7 @@ def convolution(target: Target, row: Sequence[int]) -> tuple[Run, float, str]:
     image = te.placeholder((1, channels // machine.lanes, size, size, machine.lanes), name="image")
     if transform is None:
         plan = direct.choose_plan(machine, geometry)
-        packed = direct.pack_weight(weights, machine.lanes, block_channels=True, oc_blocks=plan.oc_blocks)
+        packed = direct.pack_weight(weights, machine.lanes, machine.lanes, oc_blocks=plan.oc_blocks)
         weight = te.placeholder(packed.shape, name="weight")
         result = direct.convolve(image, weight, geometry, plan)
     else:

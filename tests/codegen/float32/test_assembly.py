@@ -35,7 +35,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     )  # fmt: skip
     plan = direct.choose_plan(machine, geometry)
     zeros = np.zeros((filters, channels, kernel, kernel))
-    packed = direct.pack_weight(zeros, machine.lanes, block_channels=True, oc_blocks=plan.oc_blocks)
+    packed = direct.pack_weight(zeros, machine.lanes, machine.lanes, oc_blocks=plan.oc_blocks)
     image = te.placeholder((1, channels // machine.lanes, size, size, machine.lanes), name="image")
     weight = te.placeholder(packed.shape, name="weight")
     result = direct.convolve(image, weight, geometry, plan)
@@ -83,7 +83,7 @@ def unsized(machine: Any, size: int = 3) -> list[Any]:
     from forge_pipeline.codegen.float32.conv import direct
 
     lanes = machine.lanes
-    packed = direct.pack_weight(np.zeros((128, 64, size, size)), lanes, block_channels=True)
+    packed = direct.pack_weight(np.zeros((128, 64, size, size)), lanes, lanes)
     shape = (tirx.Var("n", "int64"), 64 // lanes, tirx.Var("h", "int64"), tirx.Var("w", "int64"), lanes)
     image, weight = te.placeholder(shape, name="image"), te.placeholder(packed.shape, name="weight")
     geometry = geometry_of(64, 128, 1, shape[2:4], size)

@@ -70,7 +70,7 @@ def test_a_quantized_model_is_refused() -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kernel", [1, 5])
 @pytest.mark.parametrize(
     ("tag", "multiply_add"), [(PI, r"fmla\tv\d+.8h"), ("intel/sapphire-rapids", r"vfmadd\w+ph\t.*%zmm")]
 )
@@ -83,6 +83,23 @@ def test_convolutions_multiply_vectors_of_halves_and_keep_sums_in_registers(
     assert len(halves) >= 8
     assert halves == arithmetic
     assert sum(bool(SPILL.search(line)) for line in block) <= ALLOWED
+
+
+def test_halves_are_filtered_by_the_small_transform_alone() -> None:
+    from forge_pipeline.codegen.float32.conv.geometry import Geometry
+    from forge_pipeline.codegen.float32.conv.winograd import fixed_size, tiles
+    from forge_pipeline.codegen.tir.machine import Machine
+
+    geometry = Geometry(
+        channels=64, filters=64, groups=1, size=(56, 56), kernel=(3, 3), strides=(1, 1), padding=(1,) * 4,
+        dilation=(1, 1),
+    )  # fmt: skip
+    weight = np.random.default_rng(0).standard_normal((64, 64, 3, 3)) / 24
+    machine = Machine.of(Target.from_tag(PI), halves=True)
+    assert fixed_size.choose(machine, geometry, weight.astype(np.float16)) is tiles.SMALL
+    assert fixed_size.choose(Machine.of(Target.from_tag(PI)), geometry, weight.astype(np.float32)) is tiles.LARGE
+    errors = [fixed_size.error(transform, weight.astype(np.float16)) for transform in (tiles.SMALL, tiles.LARGE)]
+    assert errors[0] < 4e-3 < errors[1]
 
 
 def test_weights_are_halves_and_the_interface_is_what_it_was() -> None:

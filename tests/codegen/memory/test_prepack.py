@@ -67,7 +67,7 @@ def test_the_transform_at_load_is_that_of_the_paper_to_the_last_bit_or_nearly() 
     target = Target.from_tag("host")
     machine, weight = Machine.of(target), normal(20, 12, 3, 3)
     lanes = machine.lanes
-    stored = direct.pack_weight(weight, lanes, block_channels=True)
+    stored = direct.pack_weight(weight, lanes, lanes)
     for transform in (tiles.SMALL, tiles.LARGE):
         placeholder = te.placeholder(stored.shape, name="weight")
         function = te.create_prim_func([placeholder, weights.transform(placeholder, transform.kernel)])

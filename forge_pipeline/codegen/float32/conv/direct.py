@@ -33,6 +33,9 @@ FLAT = "forge.flat"
 COPYING = 1.5
 """How many times fewer the products have to be to pay for copies of the image and of the result."""
 
+LEAST_AT_ONCE = 4
+"""Channels that the inner loop of a sum takes at least: fewer cost more in loops than zeros do."""
+
 RESIDENT = 1 << 20
 """Bytes of weights above which integer kernels put the loop over filters outside, so that weights are read once."""
 
@@ -56,7 +59,8 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored:
     is_paired = not is_nchw and stored is None and in_pairs(machine, geometry)
     image = graph.plain(source) if is_nchw else graph.halves(source) if is_paired else graph.blocked(source)
     plan = choose_plan(machine, geometry) if geometry.is_static else None
-    packed = pack_weight(weight, machine.lanes, block_channels=not is_nchw, oc_blocks=plan.oc_blocks if plan else None)
+    unit = None if is_nchw else channels_at_once(geometry.channels // geometry.groups, machine.lanes)
+    packed = pack_weight(weight, machine.lanes, unit, oc_blocks=plan.oc_blocks if plan else None)
     if is_paired:
         packed = bfloat16_pairs.paired(packed[..., ::2, :], packed[..., 1::2, :])
     name = "conv2d_planar" if is_nchw else "conv2d"
@@ -198,54 +202,59 @@ def move_groups(image: te.Tensor, groups: int, channels: int, to: int) -> te.Ten
     return te.compute((batch, -(-groups * to // lanes), height, width, lanes), element, name="groups")
 
 
-def pack_weight(weight: Array, lanes: int, *, block_channels: bool, oc_blocks: int | None = None) -> Array:
-    """Return (filters, channels, h, w) as (filters / lanes, channels / lanes, h, w, lanes of channel, of filter).
+def channels_at_once(channels: int, lanes: int) -> int:
+    """Return how many channels of a block the inner loop of a sum takes: a block, or a part where the last has few.
 
-    Without ``block_channels``: (filters / lanes, channels, h, w, lanes of filter). Missing ones are zero, and so are
-    those that ``oc_blocks`` asks for beyond filters / lanes.
+    A sum of 24 channels in blocks of 16 goes over three parts of 8, not over two blocks, a quarter of which is zero.
+    """
+    return channels if channels < lanes else math.gcd(-(-channels // LEAST_AT_ONCE) * LEAST_AT_ONCE, lanes)
+
+
+def pack_weight(weight: Array, lanes: int, unit: int | None = None, *, oc_blocks: int | None = None) -> Array:
+    """Return (filters, channels, h, w) as (filters / lanes, channels / unit, h, w, unit of channels, lanes of filter).
+
+    Without ``unit``: (filters / lanes, channels, h, w, lanes of filter). Missing ones are zero, and so are those that
+    ``oc_blocks`` asks for beyond filters / lanes.
     """
     filters, channels, height, width = weight.shape
     oc_blocks = oc_blocks or -(-filters // lanes)
-    inputs = -(-channels // lanes) * lanes if block_channels else channels
+    inputs = -(-channels // unit) * unit if unit else channels
     full = np.zeros((oc_blocks * lanes, inputs, height, width), weight.dtype)
     full[:filters, :channels] = weight
-    if not block_channels:
+    if unit is None:
         return full.reshape(oc_blocks, lanes, inputs, height, width).transpose(0, 2, 3, 4, 1)
-    blocked = full.reshape(oc_blocks, lanes, inputs // lanes, lanes, height, width)
+    blocked = full.reshape(oc_blocks, lanes, inputs // unit, unit, height, width)
     return blocked.transpose(0, 2, 4, 5, 3, 1)
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan | None) -> te.Tensor:
     """Describe the convolution of an image in either form with packed weights; no plan for an image of any size."""
     geometry = geometry.of(image)
-    stored_oc_blocks, blocks, height, width = (int(extent) for extent in weight.shape[:4])
+    stored_oc_blocks, _, height, width = (int(extent) for extent in weight.shape[:4])
     lanes, batch = int(weight.shape[-1]), image.shape[0]
     oc_blocks, (out_h, out_w) = -(-geometry.filters // lanes), geometry.output
     oc_blocks_per_group = oc_blocks // geometry.groups
     padded = pad_image(image, geometry)
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
-    block = te.reduce_axis((0, blocks), "block")
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
-    axes = [block, kernel_h, kernel_w]
-    lane: tuple[Any, ...] = ()
-    if len(image.shape) == 5:
-        lane = (te.reduce_axis((0, int(weight.shape[4])), "channel"),)
-        axes += lane
+    part, *lane = channels = channel_axes(image, weight)
+    blocks = -(-geometry.channels // geometry.groups // lanes)
+
+    def first(oc_block: Any) -> Any:
+        return oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
 
     def element(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
-        first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
         pixel = (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
-        weighted = weight(oc_block, block, kernel_h, kernel_w, *lane, out)
-        return te.sum(product(padded, (n, first + block, *pixel), *lane, weighted), axis=axes)
+        weighted = weight(oc_block, part, kernel_h, kernel_w, *lane, out)
+        term = product(padded, (n, first(oc_block), *pixel), channels, weighted)
+        return te.sum(term, axis=[part, kernel_h, kernel_w, *lane])
 
     attributes: dict[str, Any] = {primitives.FAMILY: NAME}
     if plan is None and is_pointwise(geometry):
-        axes = [block, *lane]
 
         def pixel(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
-            first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
-            weighted = weight(oc_block, block, 0, 0, *lane, out)
-            return te.sum(product(image, (n, first + block, h, w), *lane, weighted), axis=axes)
+            weighted = weight(oc_block, part, 0, 0, *lane, out)
+            return te.sum(product(image, (n, first(oc_block), h, w), channels, weighted), axis=channels)
 
         return te.compute(
             (batch, oc_blocks, out_h, out_w, lanes),
@@ -276,15 +285,33 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
     return te.compute((batch, oc_blocks, out_h, out_w, lanes), read, name="convolve")
 
 
-def product(image: te.Tensor, at: Sequence[Any], *lane_and_weight: Any) -> Any:
-    """Describe a term of a sum: the image ``at`` a pixel, and a lane where it is blocked, times its weight.
+def channel_axes(image: te.Tensor, weight: te.Tensor) -> list[te.IterVar]:
+    """Return the loops over the channels of a sum: over parts of ``weight``, and over a part where it is in blocks."""
+    part = te.reduce_axis((0, weight.shape[1]), "block")
+    return [part, te.reduce_axis((0, weight.shape[4]), "channel")] if len(image.shape) == 5 else [part]
 
-    Pairs of weights are multiplied by two channels in bfloat16.
+
+def block_and_lane(part: te.IterVar, unit: int, lanes: int) -> tuple[Any, Any]:
+    """Return where a part of ``unit`` channels begins in an image in blocks."""
+    return (part, 0) if unit == lanes else (part * unit // lanes, part * unit % lanes)
+
+
+def product(image: te.Tensor, at: Sequence[Any], channels: Sequence[te.IterVar], weight: Any) -> Any:
+    """Describe a term of a sum: a pixel of the image, ``at`` (n, first block, h, w), times its weight.
+
+    ``channels`` are the loops over its channels. Pairs of weights are multiplied by two channels in bfloat16.
     """
-    *lane, weight = lane_and_weight
-    if weight.ty.dtype != "int32":
-        return image(*at, *lane) * weight
-    return bfloat16_pairs.dot(bfloat16_pairs.joined(*(image(*at, 2 * lane[0] + one) for one in (0, 1))), weight)
+    n, first, *pixel = at
+    part, *lane = channels
+    if not lane:
+        return image(n, first + part, *pixel) * weight
+    is_paired = weight.ty.dtype == "int32"
+    unit = int(lane[0].dom.extent) * (2 if is_paired else 1)
+    block, begin = block_and_lane(part, unit, int(image.shape[4]))
+    if not is_paired:
+        return image(n, first + block, *pixel, begin + lane[0]) * weight
+    pair = (image(n, first + block, *pixel, begin + 2 * lane[0] + one) for one in (0, 1))
+    return bfloat16_pairs.dot(bfloat16_pairs.joined(*pair), weight)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

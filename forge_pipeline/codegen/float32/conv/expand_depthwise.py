@@ -69,13 +69,12 @@ def pays(machine: Machine, *, batch: int, blocks: int, steps: int, rows: Window,
 
 def expand(image: te.Tensor, weight: te.Tensor, blocks: int) -> te.Tensor:
     """Describe a pointwise convolution of a blocked image with packed weights: ``blocks`` vectors of channels."""
-    batch, inputs, height, width, lanes = image.shape
-    block, channel = te.reduce_axis((0, inputs), "block"), te.reduce_axis((0, int(weight.shape[4])), "channel")
+    batch, _, height, width, lanes = image.shape
+    part, channel = channels = direct.channel_axes(image, weight)
     return te.compute(
         (batch, blocks, height, width, lanes),
         lambda n, oc, h, w, out: te.sum(
-            direct.product(image, (n, block, h, w), channel, weight(oc, block, 0, 0, channel, out)),
-            axis=[block, channel],
+            direct.product(image, (n, 0, h, w), channels, weight(oc, part, 0, 0, channel, out)), axis=channels
         ),
         name="expand",
         attrs={primitives.FAMILY: NAME},

@@ -22,7 +22,8 @@ def convolved(plan: direct.Plan, geometry: Geometry, image: np.ndarray, weight: 
 
     from forge_pipeline.codegen.tiled import PASS_CONFIG
 
-    packed = direct.pack_weight(weight, MACHINE.lanes, block_channels=True, oc_blocks=plan.oc_blocks)
+    unit = direct.channels_at_once(geometry.channels, MACHINE.lanes)
+    packed = direct.pack_weight(weight, MACHINE.lanes, unit, oc_blocks=plan.oc_blocks)
     source, weights = te.placeholder((1, *image.shape)), te.placeholder(packed.shape)
     sch = s_tir.Schedule(te.create_prim_func([source, weights, direct.convolve(source, weights, geometry, plan)]))
     direct.schedule(sch, MACHINE)
@@ -36,7 +37,7 @@ def convolved(plan: direct.Plan, geometry: Geometry, image: np.ndarray, weight: 
 
 
 def expected(geometry: Geometry, image: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    plain = image.transpose(0, 3, 1, 2).reshape(-1, *geometry.size)
+    plain = image.transpose(0, 3, 1, 2).reshape(-1, *geometry.size)[: geometry.channels]
     top, left, bottom, right = geometry.padding
     padded = np.pad(plain, ((0, 0), (top, bottom), (left, right)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, geometry.kernel, axis=(1, 2))
@@ -50,8 +51,9 @@ def expected(geometry: Geometry, image: np.ndarray, weight: np.ndarray) -> np.nd
 @given(draw=st.data(), height=st.integers(1, 9), width=st.integers(1, 9), rows=st.integers(1, 5))
 def test_every_plan_computes_the_same_convolution(draw: st.DataObject, height: int, width: int, rows: int) -> None:
     kernel, stride = draw.draw(st.sampled_from([(1, 1), (1, 2), (3, 1), (3, 2)]))
+    channels = draw.draw(st.sampled_from([16, 13, 12, 8, 5]))
     geometry = Geometry(
-        channels=16, filters=rows * 8, groups=1, size=(height, width), kernel=(kernel, kernel),
+        channels=channels, filters=rows * 8, groups=1, size=(height, width), kernel=(kernel, kernel),
         strides=(stride, stride), padding=(kernel // 2,) * 4, dilation=(1, 1),
     )  # fmt: skip
     out_h, out_w = geometry.output
@@ -63,8 +65,10 @@ def test_every_plan_computes_the_same_convolution(draw: st.DataObject, height: i
     tile = Tile(pixels=pixels, vectors=vectors, efficiency=1.0, tail=0)
     plan = direct.Plan(tile=tile, row_blocks=row_blocks, oc_blocks=stored, cycles=0.0)
     random = np.random.default_rng(0)
-    image = random.integers(-4, 5, (2, height, width, 8)).astype(np.float32)
-    weight = random.integers(-4, 5, (geometry.filters, 16, kernel, kernel)).astype(np.float32)
+    image = random.integers(-4, 5, (-(-channels // 8), height, width, 8)).astype(np.float32)
+    weight = random.integers(-4, 5, (geometry.filters, channels, kernel, kernel)).astype(np.float32)
+    if channels % 4 and channels > 8:  # summed up as if they were a multiple of four
+        image[-1, :, :, channels % 8 :] = 0
     np.testing.assert_array_equal(convolved(plan, geometry, image, weight), expected(geometry, image, weight))
 
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.float32.conv.winograd.fixed_size import TOLERANCE
+from forge_pipeline.codegen.float32.conv.winograd.fixed_size import TOLERANCES
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.tiled import TILED, Shape, model
@@ -42,7 +42,7 @@ def _compare(source: onnx.ModelProto, sizes: list[tuple[int, ...]], *, tag: str 
         image = rng.standard_normal(size).astype(np.float32)
         (found,), (expected,) = engine(image), session.run(None, {"x": image})
         assert found.shape == expected.shape
-        assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max(), size
+        assert np.abs(found - expected).max() <= TOLERANCES[np.dtype(np.float32)] * np.abs(expected).max(), size
     names = [kernel.name for kernel in engine.profile(image, runs=1)]
     assert any("open_winograd" in name for name in names), names
 

@@ -56,23 +56,23 @@ def choose_group(machine: Machine, channels: int, oc_blocks: int, transform: Tra
     """Return the group for images of typical sizes; ``channels``: with the last block full."""
     counts = tuple((-(-width // transform.step)) ** 2 for width in dynamic_shape.WIDTHS)
     pixels, vectors = dynamic_shape.typical_tile(machine, oc_blocks, channels, widths=counts)
-    room = machine.l2 // 2 // (4 * transform.size**2 * channels)
+    room = machine.l2 // 2 // (machine.item * transform.size**2 * channels)
     return Group(tiles=max(1, min(room, LARGEST) // pixels) * pixels, pixels=pixels, vectors=vectors)
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform, group: Group) -> te.Tensor:
     """Describe the convolution of a blocked image with weights as ``winograd_weight`` makes them."""
     geometry = geometry.of(image)
-    oc_blocks, ic_blocks, step, number = int(weight.shape[0]), int(weight.shape[3]), transform.step, group.tiles
-    zero, tiles_w = tirx.const(0.0, "float32"), transform.tiles(geometry)[1]
-    components = image_components(image, zero, "float32", ic_blocks, geometry, transform, number)
+    oc_blocks, ic_blocks, step, number = int(weight.shape[0]), int(image.shape[1]), transform.step, group.tiles
+    dtype, tiles_w = image.dtype, transform.tiles(geometry)[1]
+    components = image_components(image, tirx.const(0.0, dtype), dtype, ic_blocks, geometry, transform, number)
     products = multiply(components, weight, {UNIT: [group.pixels, group.vectors]})
     batch, groups, *_, lanes = products.shape
 
     def component(n: Any, g: Any, oc: Any, t: Any, i: Any, j: Any, lane: Any) -> Any:
         return products[n, g, oc, i, j, t, lane]
 
-    result = result_tiles((batch, groups, oc_blocks, number), lanes, component, "float32", transform)
+    result = result_tiles((batch, groups, oc_blocks, number), lanes, component, dtype, transform)
 
     def place(n: Any, oc: Any, h: Any, w: Any, lane: Any) -> Any:
         tile = h // step * tiles_w + w // step

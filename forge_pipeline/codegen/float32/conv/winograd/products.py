@@ -1,4 +1,4 @@
-"""Winograd's products in float32: tiles by filters for each component, however the tiles are counted."""
+"""Winograd's products in float32 and in halves: tiles by filters for each component, however the tiles are counted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
+from forge_pipeline.codegen.float32.conv.direct import block_and_lane
 from forge_pipeline.codegen.float32.conv.winograd.tiles import STAGES
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -17,13 +18,15 @@ from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 def multiply(components: te.Tensor, weight: te.Tensor, attributes: Mapping[str, Any] | None = None) -> te.Tensor:
     """Describe components of an image times weights as ``winograd_weight`` makes them: (..., row, i, j, tile, lane)."""
-    *outer, size, _, ic_blocks, number, lanes = components.shape
-    block, channel = te.reduce_axis((0, ic_blocks), "block"), te.reduce_axis((0, lanes), "channel")
+    *outer, size, _, _, number, lanes = components.shape
+    parts, unit = (int(extent) for extent in weight.shape[3:5])
+    part, channel = te.reduce_axis((0, parts), "block"), te.reduce_axis((0, unit), "channel")
+    block, begin = block_and_lane(part, unit, int(lanes))
 
     def product(*at: Any) -> Any:
         *before, row, i, j, t, out = at
-        pixel = components(*before, i, j, block, t, channel)
-        return te.sum(pixel * weight[row, i, j, block, channel, out], axis=[block, channel])
+        pixel = components(*before, i, j, block, t, begin + channel)
+        return te.sum(pixel * weight[row, i, j, part, channel, out], axis=[part, channel])
 
     shape = (*outer, weight.shape[0], size, size, number, lanes)
     return te.compute(shape, product, name=STAGES[3], attrs=dict(attributes or {}))

@@ -3,7 +3,7 @@
 F(m x m, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015); the matrices below are
 theirs. A row block of tiles is transformed, multiplied by the transformed weights as one matrix product for each of
 the (m + 2)^2 components, and transformed back into the tile that what follows reads. How the products are computed is
-for `winograd` (float32) and `int8.conv.winograd` to say.
+for `winograd` (floats) and `int8.conv.winograd` to say.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from forge_pipeline.codegen.float32.conv.geometry import Geometry, simplify
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine, divisors
+
+ENOUGH = 16
+"""Channels that are worth transforming, though a vector of halves has room for more."""
 
 STAGES = ("tiles", "image_vertical", "image_both", "products", "result_vertical", "result_both")
 
@@ -84,12 +87,12 @@ LARGE = Transform(
 
 
 def is_possible(machine: Machine, geometry: Geometry) -> bool:
-    """Return whether a convolution has dense 3x3 kernels, and channels to fill the lanes."""
+    """Return whether a convolution has dense 3x3 kernels, and channels to fill the lanes, or enough of them."""
     return (
         geometry.kernel == (3, 3)
         and set(geometry.strides) == set(geometry.dilation) == {1}
         and geometry.groups == 1
-        and geometry.channels >= machine.lanes
+        and geometry.channels >= min(machine.lanes, ENOUGH)
     )
 
 
@@ -191,12 +194,11 @@ class Extents:
     @classmethod
     def of(cls, sch: Schedule, last: SBlockRV) -> Extents:
         """Read them off the blocks; ``last`` writes the output."""
-        products, half, result = (sch.get_sblock(name) for name in STAGES[3:])
+        both, products, half, result = (sch.get_sblock(name) for name in STAGES[2:])
         tiles_h, tiles_w, step = (primitives.static(sch, loop) for loop in sch.get_loops(result)[2:5])
         size = primitives.static(sch, sch.get_loops(half)[5])
-        _, oc_blocks, _, _, _, lanes, ic_blocks = (
-            primitives.extent(sch, loop) or 1 for loop in sch.get_loops(products)[:7]
-        )
+        _, oc_blocks, _, _, _, lanes = (primitives.extent(sch, loop) or 1 for loop in sch.get_loops(products)[:6])
+        ic_blocks = primitives.static(sch, sch.get_loops(both)[3])
         return cls(
             tiles_h=tiles_h, tiles_w=tiles_w, step=step, size=size, oc_blocks=oc_blocks, ic_blocks=ic_blocks,
             lanes=lanes,

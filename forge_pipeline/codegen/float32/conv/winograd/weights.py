@@ -33,7 +33,7 @@ def transform(weight: te.Tensor, matrix: Array) -> te.Tensor:
     return te.compute(
         (rows, size, size, blocks, channels, lanes),
         lambda r, i, j, b, c, lane: combine(matrix, j, "float64", lambda x: vertical[r, b, c, i, x, lane]).astype(
-            "float32"
+            weight.dtype
         ),
         name="transformed",
         attrs={primitives.FAMILY: NAME},
