@@ -21,6 +21,7 @@ import numpy as np
 
 from forge_pipeline.codegen.float32.conv import direct
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.float32.conv.plan import choose_plan
 from forge_pipeline.codegen.float32.conv.winograd import fixed_size as winograd
 from forge_pipeline.codegen.tiled import PASS_CONFIG
 from forge_pipeline.codegen.tir import local_buffers, primitives
@@ -95,7 +96,7 @@ def convolution(target: Target, row: Sequence[int]) -> tuple[Run, float, str]:
     transform = winograd.choose(machine, geometry, weights)
     image = te.placeholder((1, channels // machine.lanes, size, size, machine.lanes), name="image")
     if transform is None:
-        plan = direct.choose_plan(machine, geometry)
+        plan = choose_plan(machine, geometry)
         packed = direct.pack_weight(weights, machine.lanes, machine.lanes, oc_blocks=plan.oc_blocks)
         weight = te.placeholder(packed.shape, name="weight")
         result = direct.convolve(image, weight, geometry, plan)

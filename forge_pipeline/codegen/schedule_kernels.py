@@ -27,6 +27,7 @@ from forge_pipeline.codegen.tir import (
     prefetch,
     primitives,
     reduction,
+    skipped_taps,
     tail_tiles,
     transposed_tiles,
 )
@@ -47,6 +48,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tensorize_rest,  # instructions for what no condition surrounds any more
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
+    skipped_taps.skip,  # no tap that reads nothing of the image
     prefetch.prefetch_weights,  # the next panel's lines
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
     open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers

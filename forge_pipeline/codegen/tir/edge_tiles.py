@@ -44,6 +44,17 @@ class Window:
     taps: int
     dilation: int
 
+    @classmethod
+    def of(cls, numbers: Sequence[Any]) -> Window:
+        """Return the window of these `numbers`."""
+        size, before, stride, taps, dilation = (int(number) for number in numbers)
+        return cls(size=size, before=before, stride=stride, taps=taps, dilation=dilation)
+
+    @property
+    def numbers(self) -> list[Any]:
+        """What an annotation keeps of it."""
+        return [self.size, self.before, self.stride, self.taps, self.dilation]
+
     def inside(self, results: Any) -> tuple[int, Any]:
         """Return the first of ``results`` that reads nothing outside, and the first after it that does."""
         first = -(-self.before // self.stride)
@@ -74,7 +85,7 @@ def mark(
     block_loop = {axis: int(sch.get(block).iter_vars[axis].dom.extent) for axis in axes[:2]}
     first, stop = columns.inside(block_loop[axes[1]])
     begin = -(-first // tile)
-    sch.annotate(block, WINDOW, [*axes, rows.size, rows.before, rows.stride, rows.taps, rows.dilation])
+    sch.annotate(block, WINDOW, [*axes, *rows.numbers])
     sch.annotate(over_rows, ROWS, list(rows.inside(block_loop[axes[0]])) if unrolls else [0, 0])
     sch.annotate(over_tiles, TILES, [begin, max(begin, stop // tile)])
 
@@ -162,9 +173,7 @@ def decided(realize: SBlockRealize, *, is_inside: bool) -> SBlockRealize:
 
 def _window_of(body: Any) -> Window:
     """Return what a tile's sums read along an image's height."""
-    numbers = anchor_of(body).block.annotations[WINDOW]
-    size, before, stride, taps, dilation = (int(number) for number in numbers[3:])
-    return Window(size=size, before=before, stride=stride, taps=taps, dilation=dilation)
+    return Window.of(anchor_of(body).block.annotations[WINDOW][3:])
 
 
 def anchor_of(body: Any) -> SBlockRealize:

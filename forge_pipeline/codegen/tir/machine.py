@@ -8,6 +8,7 @@ activations, and starts ``pixels * vectors`` fused multiply-adds.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -29,6 +30,9 @@ LOAD_COST = 0.02
 """Cycles of a load that hides behind arithmetic: of two tiles as fast, the one that loads less is the better."""
 WEIGHT_COST = 0.15
 """Cycles of a vector of weights besides: it most often comes from the second cache."""
+
+WAYS = 16
+"""Places of a line in the second cache."""
 
 STREAMED_BYTES = 4
 """Bytes per cycle that a core reads from behind its second cache, in order, while it computes."""
@@ -119,6 +123,13 @@ class Machine:
     def streaming_cycles(self, size: int) -> float:
         """Cycles that reading ``size`` bytes of weights adds: none where they stay in the second cache."""
         return size / STREAMED_BYTES if size > self.l2 // 2 else 0.0
+
+    def room(self, size: int, apart: int) -> int:
+        """Return what of the second cache runs of ``size`` bytes can fill that begin ``apart`` bytes from each other.
+
+        A line has few places, those of its address modulo the size of a way. Runs a power of two apart share them.
+        """
+        return self.l2 * min(size, step := math.gcd(apart, self.l2 // WAYS)) // step
 
     def fits(self, pixels: int, vectors: int) -> bool:
         """Whether sums, weights, activations and (where multiply and add are two) a product find room in registers."""

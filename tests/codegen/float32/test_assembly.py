@@ -23,6 +23,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
 
     from forge_pipeline.codegen.float32.conv import direct
     from forge_pipeline.codegen.float32.conv.geometry import Geometry
+    from forge_pipeline.codegen.float32.conv.plan import choose_plan
     from forge_pipeline.codegen.tiled import PASS_CONFIG
     from forge_pipeline.codegen.tir import local_buffers
     from forge_pipeline.codegen.tir.machine import Machine
@@ -33,7 +34,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
         channels=channels, filters=filters, groups=1, size=(size, size), kernel=(kernel, kernel),
         strides=(stride, stride), padding=(kernel // 2,) * 4, dilation=(1, 1),
     )  # fmt: skip
-    plan = direct.choose_plan(machine, geometry)
+    plan = choose_plan(machine, geometry)
     zeros = np.zeros((filters, channels, kernel, kernel))
     packed = direct.pack_weight(zeros, machine.lanes, machine.lanes, oc_blocks=plan.oc_blocks)
     image = te.placeholder((1, channels // machine.lanes, size, size, machine.lanes), name="image")

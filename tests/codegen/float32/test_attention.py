@@ -27,11 +27,11 @@ GUARDED = (
 
 
 def attention(
-    lines: tuple[str, ...], leading: Shape, rows: int | str, columns: int | str, **more: Shape
+    lines: tuple[str, ...], leading: Shape, rows: int | str, columns: int | str, width: int = 32, **more: Shape
 ) -> onnx.ModelProto:
     text = '<ir_version: 10, opset_import: ["" : 18]> g (float[1] unused) => (float[1] y) {' + " ".join(lines) + "}"
     nodes = list(onnx.parser.parse_model(text).graph.node)
-    shapes = {"q": (*leading, rows, 24), "k": (*leading, 24, columns), "v": (*leading, columns, 32), **more}
+    shapes = {"q": (*leading, rows, 24), "k": (*leading, 24, columns), "v": (*leading, columns, width), **more}
     return model(nodes, shapes)
 
 
@@ -48,6 +48,13 @@ def assert_is_attention(source: onnx.ModelProto) -> None:
 def test_known_sizes(leading: Shape, rows: int, columns: int) -> None:
     source = attention(PLAIN if rows < columns else SCALED, leading, rows, columns)
     assert_same(source, [{}], terms=100)
+    assert_is_attention(source)
+
+
+@pytest.mark.parametrize("width", [8, 20, 40, 72])
+def test_widths_that_fill_no_vectors(width: int) -> None:
+    source = attention(MASKED, ("b", 2), "m", "n", width, mask=("b", 1, 1, "n"))
+    assert_same(source, SIZES[::7], terms=100)
     assert_is_attention(source)
 
 

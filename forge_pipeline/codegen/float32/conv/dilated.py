@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
-from forge_pipeline.codegen.float32.conv import direct, dynamic_shape
+from forge_pipeline.codegen.float32.conv import dynamic_shape, plan
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, simplify
 from forge_pipeline.codegen.float32.conv.winograd import fixed_size as winograd
 from forge_pipeline.codegen.float32.conv.winograd.tiles import LARGE, SMALL
@@ -52,7 +52,7 @@ def pays(machine: Machine, geometry: Geometry) -> bool:
     is_possible = geometry.kernel == (3, 3) and set(geometry.strides) == {1} and geometry.groups == 1
     if not is_possible or set(geometry.dilation) == {1} or min(geometry.channels, geometry.filters) < machine.lanes:
         return False
-    shares = [_cycles(machine, size) / direct.cycles(machine, size) for size in dynamic_shape.typical(geometry)]
+    shares = [_cycles(machine, size) / plan.cycles(machine, size) for size in dynamic_shape.typical(geometry)]
     return sum(shares) < len(shares)
 
 

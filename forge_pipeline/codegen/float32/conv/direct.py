@@ -7,31 +7,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from tvm import relax, te, tirx
+from tvm import relax, te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.float32.conv import dynamic_shape
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
+from forge_pipeline.codegen.float32.conv.groups import fill_groups, merge_groups, move_groups, pad_groups
+from forge_pipeline.codegen.float32.conv.plan import (
+    Plan,
+    channel_parts,
+    choose_plan,
+    in_pairs,
+    is_pointwise,
+    windows_of,
+    zeros_around,
+)
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
-from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives
-from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
+from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives, skipped_taps
+from forge_pipeline.codegen.tir.edge_tiles import Window
+from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "direct"
 ROW_BLOCKS, PIXELS, VECTORS = "forge.row_blocks", "forge.pixels", "forge.vectors"
 """Annotations of the block that sums: the plan."""
 
+SKIPS = "forge.skips"
+"""The annotation of a block whose tiles leave taps out: the numbers of both windows."""
+
 FLAT = "forge.flat"
 """The annotation of a block whose tiles cross rows: the pixels of a row."""
-
-COPYING = 1.5
-"""How many times fewer the products have to be to pay for copies of the image and of the result."""
 
 LEAST_AT_ONCE = 4
 """Channels that the inner loop of a sum takes at least: fewer cost more in loops than zeros do."""
@@ -58,148 +68,22 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored:
     is_nchw = geometry.groups == 1 and geometry.channels < machine.lanes and not graph.is_blocked(source)
     is_paired = not is_nchw and stored is None and in_pairs(machine, geometry)
     image = graph.plain(source) if is_nchw else graph.halves(source) if is_paired else graph.blocked(source)
-    plan = choose_plan(machine, geometry) if geometry.is_static else None
-    unit = None if is_nchw else channels_at_once(geometry.channels // geometry.groups, machine.lanes)
-    packed = pack_weight(weight, machine.lanes, unit, oc_blocks=plan.oc_blocks if plan else None)
-    if is_paired:
-        packed = bfloat16_pairs.paired(packed[..., ::2, :], packed[..., 1::2, :])
-    name = "conv2d_planar" if is_nchw else "conv2d"
-    return graph.kernel(convolve, image, (stored or graph.constant)(packed), name=name, geometry=geometry, plan=plan)
-
-
-def in_pairs(machine: Machine, geometry: Geometry) -> bool:
-    """Return whether an image in blocks is read in bfloat16, and multiplied in pairs of neighbouring channels."""
-    return machine.multiplies_pairs(None) and geometry.channels >= machine.lanes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How results are cut: the image into ``row_blocks``, each of them into tiles of pixels by vectors of filters.
-
-    A row block's pixels are to stay in the second cache while all filters are computed from them. ``oc_blocks`` are the
-    vectors of filters, some perhaps only there to fill the last tile. ``cycles`` are expected for an image on a core.
-    """
-
-    tile: Tile
-    row_blocks: int
-    oc_blocks: int
-    cycles: float
-
-
-@cache
-def choose_plan(machine: Machine, geometry: Geometry) -> Plan:
-    """Return the plan with the fewest cycles, of equal ones that with the larger row blocks."""
-    oc_blocks = -(-geometry.filters // machine.lanes)
-    rows, columns = geometry.output
-    if columns == 1:  # tiles go down the image
-        rows, columns = columns, rows
-    is_flat = is_pointwise(geometry)
-    extent = rows * columns if is_flat else rows
-    options = [
-        _plan(machine, geometry, stored, pixels=size if is_flat else columns, row_blocks=extent // size)
-        for stored in ((oc_blocks, oc_blocks + 1) if geometry.groups == 1 else (oc_blocks,))
-        for size in divisors(extent, extent)
-    ]
-    return min(options, key=lambda plan: (plan.cycles, plan.row_blocks))
-
-
-def _plan(machine: Machine, geometry: Geometry, oc_blocks: int, *, pixels: int, row_blocks: int) -> Plan:
-    """Return the plan for ``row_blocks``, tiles being cut from ``pixels`` in a row."""
-    out_h, out_w = geometry.output
-    steps, item = (geometry.steps, machine.item) if not in_pairs(machine, geometry) else (geometry.steps // 2, 2)
-    channels = geometry.channels // geometry.groups
-    per_group = oc_blocks // geometry.groups
-    tile = choose_tile(machine, pixels=pixels, vectors=per_group, steps=steps)
-    computing = machine.fma_cycles(out_h * out_w * oc_blocks * steps) / tile.efficiency
-    shares = row_blocks if any(geometry.padding) else row_blocks * (oc_blocks // tile.vectors)
-    idle = -(-shares // machine.cores) * machine.cores / shares
-    image = item * channels * out_h * out_w * geometry.strides[0] * geometry.strides[1] // row_blocks
-    passes = 1 if image <= machine.l2 // 2 else per_group // tile.vectors
-    weights = item * geometry.steps * oc_blocks * machine.lanes
-    reading = row_blocks * machine.streaming_cycles(weights) + row_blocks * passes * machine.streaming_cycles(image)
-    return Plan(tile=tile, row_blocks=row_blocks, oc_blocks=oc_blocks, cycles=computing * idle + reading)
-
-
-def is_pointwise(geometry: Geometry) -> bool:
-    """Return whether results are of one pixel each, in the image's order: a tile may go on in the next row then."""
-    return geometry.kernel == (1, 1) and set(geometry.strides) == {1} and not any(geometry.padding)
-
-
-def cycles(machine: Machine, geometry: Geometry) -> float:
-    """Return the cycles that one image is expected to take on one core."""
-    return choose_plan(machine, geometry).cycles
-
-
-def merge_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array]:
-    """Return an equal convolution whose groups fill whole vectors: neighbours merged, with zeros between them."""
-    groups, together = geometry.groups, _merged(geometry, lanes)
-    if together == 1:
-        return geometry, weight
-    inputs, outputs = geometry.channels // groups, geometry.filters // groups
-    merged = np.zeros((geometry.filters, inputs * together, *geometry.kernel), weight.dtype)
-    for group in range(groups):
-        rows = slice(group * outputs, (group + 1) * outputs)
-        first = group % together * inputs
-        merged[rows, first : first + inputs] = weight[rows]
-    return replace(geometry, groups=groups // together), merged
-
-
-def _merged(geometry: Geometry, lanes: int) -> int:
-    """Return how many groups have to be one for its channels and its filters to fill whole vectors."""
-    groups = geometry.groups
-    inputs, outputs = geometry.channels // groups, geometry.filters // groups
-    together = math.lcm(lanes // math.gcd(lanes, inputs), lanes // math.gcd(lanes, outputs))
-    return groups if groups % together else together
-
-
-def fill_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array]:
-    """Return an equal convolution with groups of zeros for the channels that fill the last blocks of image and result.
-
-    Seven groups of half a vector are eight then, of which two are merged into one.
-    """
-    groups = geometry.groups
-    widths = geometry.channels // groups, geometry.filters // groups
-    together = math.lcm(*(lanes // math.gcd(lanes, width) for width in widths))
-    full = -(-groups // together) * together
-    if groups == 1 or any(full * width != -(-groups * width // lanes) * lanes for width in widths):
-        return geometry, weight
-    filled = np.zeros((full * widths[1], *weight.shape[1:]), weight.dtype)
-    filled[: geometry.filters] = weight
-    return replace(geometry, channels=full * widths[0], filters=full * widths[1], groups=full), filled
-
-
-def pad_groups(geometry: Geometry, weight: Array, lanes: int) -> tuple[Geometry, Array] | None:
-    """Return an equal convolution of groups that are filled up to whole vectors, with zeros.
-
-    None where it has no fewer products than that of merged groups, by COPYING at least.
-    """
-    groups = geometry.groups
-    inputs, outputs = geometry.channels // groups, geometry.filters // groups
-    full_in, full_out = (-(-extent // lanes) * lanes for extent in (inputs, outputs))
-    if full_in * full_out * COPYING > inputs * outputs * _merged(geometry, lanes):
-        return None
-    padded = np.zeros((groups, full_out, full_in, *geometry.kernel), weight.dtype)
-    padded[:, :outputs, :inputs] = weight.reshape(groups, outputs, inputs, *geometry.kernel)
-    wide = replace(geometry, channels=groups * full_in, filters=groups * full_out)
-    return wide, padded.reshape(groups * full_out, full_in, *geometry.kernel)
-
-
-def move_groups(image: te.Tensor, groups: int, channels: int, to: int) -> te.Tensor:
-    """Describe a blocked image whose groups, of ``channels`` that matter, start ``to`` channels apart; the rest is 0.
-
-    Where ``to`` is ``channels``, the image's groups are those that `pad_groups` filled up.
-    """
-    batch, _, height, width, lanes = image.shape
-    lanes = int(lanes)
-    apart = -(-channels // lanes) * lanes if to == channels else channels
-
-    def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        group, channel = (block * lanes + lane) // to, (block * lanes + lane) % to
-        at = group * apart + channel
-        inside = tirx.all(channel < channels, group < groups)
-        return tirx.if_then_else(inside, image[n, at // lanes, h, w, at % lanes], tirx.const(0, image.dtype))
-
-    return te.compute((batch, -(-groups * to // lanes), height, width, lanes), element, name="groups")
+    total: relax.Expr | None = None
+    for part in channel_parts(machine, geometry):
+        count = part.stop - part.start
+        own = replace(geometry, channels=count) if geometry.groups == 1 else geometry
+        plan = choose_plan(machine, own) if geometry.is_static else None
+        unit = None if is_nchw else channels_at_once(count // own.groups, machine.lanes)
+        packed = pack_weight(weight[:, part], machine.lanes, unit, oc_blocks=plan.oc_blocks if plan else None)
+        if is_paired:
+            packed = bfloat16_pairs.paired(packed[..., ::2, :], packed[..., 1::2, :])
+        name = "conv2d_planar" if is_nchw else "conv2d"
+        kept = (stored or graph.constant)(packed)
+        first = part.start // machine.lanes
+        summed = graph.kernel(convolve, image, kept, name=name, geometry=own, plan=plan, first_block=first)
+        total = summed if total is None else graph.emit(relax.op.add(summed, graph.named(total)))
+    assert total is not None  # noqa: S101 - there is a part
+    return total
 
 
 def channels_at_once(channels: int, lanes: int) -> int:
@@ -227,24 +111,34 @@ def pack_weight(weight: Array, lanes: int, unit: int | None = None, *, oc_blocks
     return blocked.transpose(0, 2, 4, 5, 3, 1)
 
 
-def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan | None) -> te.Tensor:
-    """Describe the convolution of an image in either form with packed weights; no plan for an image of any size."""
+def convolve(
+    image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan | None, first_block: int = 0
+) -> te.Tensor:
+    """Describe the convolution of an image in either form with packed weights; no plan for an image of any size.
+
+    ``first_block``: where the channels of ``geometry`` begin in the image.
+    """
     geometry = geometry.of(image)
     stored_oc_blocks, _, height, width = (int(extent) for extent in weight.shape[:4])
     lanes, batch = int(weight.shape[-1]), image.shape[0]
     oc_blocks, (out_h, out_w) = -(-geometry.filters // lanes), geometry.output
     oc_blocks_per_group = oc_blocks // geometry.groups
-    padded = pad_image(image, geometry)
+    around = zeros_around(geometry, plan)
+    of_image = slice(first_block, first_block + -(-geometry.channels // lanes)) if first_block else None
+    padded = pad_image(image, replace(geometry, padding=around), read=of_image)
+    beside = [before - kept for before, kept in zip(geometry.padding[:2], around[:2], strict=True)]
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
     part, *lane = channels = channel_axes(image, weight)
     blocks = -(-geometry.channels // geometry.groups // lanes)
 
+    begin = 0 if any(around) else first_block
+
     def first(oc_block: Any) -> Any:
-        return oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
+        return oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else begin
 
     def element(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
-        pixel = (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
+        pixel = (h * stride_h + kernel_h * dilation_h - beside[0], w * stride_w + kernel_w * dilation_w - beside[1])
         weighted = weight(oc_block, part, kernel_h, kernel_w, *lane, out)
         term = product(padded, (n, first(oc_block), *pixel), channels, weighted)
         return te.sum(term, axis=[part, kernel_h, kernel_w, *lane])
@@ -264,25 +158,43 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
         )
     if plan is not None:
         attributes |= {ROW_BLOCKS: plan.row_blocks, PIXELS: plan.tile.pixels, VECTORS: plan.tile.vectors}
+    if plan is not None and plan.skips:
+        attributes[SKIPS] = [number for window in windows_of(geometry) for number in window.numbers]
     if plan is None or not is_pointwise(geometry):
         sums = te.compute((batch, stored_oc_blocks, out_h, out_w, lanes), element, name="sums", attrs=attributes)
         return te.compute((batch, oc_blocks, out_h, out_w, lanes), sums, name="convolve")
-    size = out_h * out_w // plan.row_blocks
+    size, row_blocks = out_h * out_w // plan.row_blocks, plan.row_blocks
+    copied = _in_row_blocks(image, row_blocks, out_w) if plan.copies else None
+
+    def in_row_block(n: Any, oc_block: Any, row_block: Any, p: Any, out: Any) -> Any:
+        if copied is None:
+            return element(n, oc_block, (row_block * size + p) // out_w, (row_block * size + p) % out_w, out)
+        weighted = weight(oc_block, part, 0, 0, *lane, out)
+        at = (n * row_blocks + row_block, first(oc_block), 0, p)
+        return te.sum(product(copied, at, channels, weighted), axis=channels)
+
     # a row block is an axis: a tile that reached over its end would write what another thread does
-    sums = te.compute(
-        (batch, stored_oc_blocks, plan.row_blocks, size, lanes),
-        lambda n, oc_block, row_block, p, out: element(
-            n, oc_block, (row_block * size + p) // out_w, (row_block * size + p) % out_w, out
-        ),
-        name="sums",
-        attrs={**attributes, FLAT: out_w},
-    )
+    shape = (batch, stored_oc_blocks, row_blocks, size, lanes)
+    sums = te.compute(shape, in_row_block, name="sums", attrs={**attributes, FLAT: out_w})
 
     def read(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
         p = h * out_w + w
         return sums[n, oc_block, 0, p, out] if plan.row_blocks == 1 else sums[n, oc_block, p // size, p % size, out]
 
     return te.compute((batch, oc_blocks, out_h, out_w, lanes), read, name="convolve")
+
+
+def _in_row_blocks(image: te.Tensor, row_blocks: int, width: int) -> te.Tensor:
+    """Describe a copy of an image in blocks in which a row block's pixels lie together, of all channels."""
+    batch, blocks, height, _, lanes = image.shape
+    size = height * width // row_blocks
+
+    def element(n: Any, block: Any, _: Any, p: Any, lane: Any) -> Any:
+        at = n % row_blocks * size + p
+        return image(n // row_blocks, block, at // width, at % width, lane)
+
+    shape = (batch * row_blocks, blocks, 1, size, lanes)
+    return te.compute(shape, element, name="row_block", attrs={primitives.FAMILY: primitives.PAD})
 
 
 def channel_axes(image: te.Tensor, weight: te.Tensor) -> list[te.IterVar]:
@@ -337,6 +249,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     oc_out, oc_in = sch.split(oc, [None, vectors])
     along, pixel = sch.split(along, [None, pixels])
     sch.reorder(n, row_block, oc_out, *between, along, *reduction, pixel, oc_in, out)
+    if SKIPS in annotations:
+        numbers = [int(number) for number in annotations[SKIPS]]
+        for axis, loop, tile in ((2, reduction[1], 1), (3, reduction[2], pixels)):
+            window = Window.of(numbers[(axis - 2) * 5 :][:5])
+            skipped_taps.mark(sch, loop, axis, window, tile)
     is_padded = any(primitives.family_of(sch, block) == primitives.PAD for block in before)
     shares_row_blocks = is_padded and row_blocks >= machine.cores
     shared = primitives.fuse(sch, [n, row_block] if shares_row_blocks else [n, row_block, oc_out])
@@ -345,7 +262,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         ask_for_next(sch, along, machine)
     sch.reverse_compute_at(last, along)
     primitives.parallel_if_worth(sch, shared, work // primitives.MULTIPLY_ADDS)
-    primitives.pad_at(sch, before, shared if shares_row_blocks else None, machine)
+    primitives.pad_at(sch, before, shared if shares_row_blocks and SKIPS not in annotations else None, machine)
     sch.vectorize(out)
     primitives.unroll_tile(sch, sums, last, reduction[0], (pixel, oc_in), below=depth, lanes=lanes)
 

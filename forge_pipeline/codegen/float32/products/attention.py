@@ -182,9 +182,8 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 """What may be done to scores."""
 
 
-def fill(term: te.Tensor, lanes: int) -> te.Tensor:
-    """Describe a tensor with as many columns as all panels have; those that are not there count for nothing."""
-    width = PANEL_VECTORS * lanes
+def fill(term: te.Tensor, width: int) -> te.Tensor:
+    """Describe a tensor whose columns fill panels of ``width``; those that are not there count for nothing."""
     columns = tirx.floordiv(term.shape[-1] + (width - 1), width) * width
 
     def element(*at: Any) -> Any:

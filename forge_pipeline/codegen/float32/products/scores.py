@@ -141,19 +141,21 @@ def _scores(graph: Graph, argument: relax.Expr) -> Scores | None:
 
 
 def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
-    """Emit attention, if the values' width fills vectors."""
+    """Emit attention; values get columns until they fill vectors."""
     query, keys = shares.product.args
     (rows, depth), width = shape_of(query)[-2:], shape_of(right)[-1]
     lanes = graph.machine.lanes
-    if not isinstance(width, int) or width % lanes or not _same(shape_of(query)[:-2], shape_of(right)[:-2]):
+    if not isinstance(width, int) or width == 1 or not _same(shape_of(query)[:-2], shape_of(right)[:-2]):
         return None
     machine, asked = graph.machine, graph.look(query)
     is_paired = machine.multiplies_pairs(None) and isinstance(depth, int) and depth % 2 == 0
     operands = [graph.plain(graph.look(operand)) for operand in (query, keys, right)]
+    operands[2] = _filled(graph, operands[2], lanes)
     if is_paired:
         values = graph.kernel(attention.in_pairs, operands[2], name="pair", lanes=lanes)
         operands = [matmul.in_pairs(graph, asked), operands[1], values]
-    terms = [_filled(graph, graph.plain(term)) for term in shares.terms]
+    panel = attention.PANEL_VECTORS * lanes
+    terms = [_filled(graph, graph.plain(term), panel) for term in shares.terms]
     tiles = graph.kernel(
         attention.attend, *operands, *terms, name="attention", steps=shares.steps, zero_for_nan=shares.zero_for_nan,
         tile=attention.tile_rows(machine, rows, depth // 2 if is_paired else depth), lanes=lanes,
@@ -162,11 +164,11 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
     return Value(plain=graph.kernel(attention.crop, tiles, name="crop", shape=shape))
 
 
-def _filled(graph: Graph, term: relax.Expr) -> relax.Expr:
-    columns, lanes = shape_of(term)[-1], graph.machine.lanes
-    if isinstance(columns, int) and (columns == 1 or columns % (attention.PANEL_VECTORS * lanes) == 0):
+def _filled(graph: Graph, term: relax.Expr, width: int) -> relax.Expr:
+    columns = shape_of(term)[-1]
+    if isinstance(columns, int) and (columns == 1 or columns % width == 0):
         return term
-    return graph.kernel(attention.fill, term, name="fill", lanes=lanes)
+    return graph.kernel(attention.fill, term, name="fill", width=width)
 
 
 def _same(one: tuple[Extent, ...], other: tuple[Extent, ...]) -> bool:

@@ -16,9 +16,10 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.conv.direct import PIXELS, RESIDENT, VECTORS, merge_groups
+from forge_pipeline.codegen.float32.conv.direct import PIXELS, RESIDENT, VECTORS
 from forge_pipeline.codegen.float32.conv.dynamic_shape import ROW_BLOCK
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
+from forge_pipeline.codegen.float32.conv.groups import merge_groups
 from forge_pipeline.codegen.int8.isa.dot_product import (
     BYTES,
     PACKED,

@@ -13,8 +13,9 @@ from tvm import relax, te
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.conv.direct import RESIDENT, merge_groups
+from forge_pipeline.codegen.float32.conv.direct import RESIDENT
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.float32.conv.groups import merge_groups
 from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS, MicroKernel
 from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.int8.neon import narrow_store

@@ -52,3 +52,33 @@ def test_an_image_of_few_pixels_for_each_phase_is_convolved_as_it_is() -> None:
     source = dilated((1, 64, 14, 14), dilations=[12, 12], pads=[12, 12, 12, 12])
     assert not any(APART in name for name in kernels_of(compiled(source, tag=TAG)))
     assert_same(source, [{}], terms=9 * 64)
+
+
+@pytest.mark.parametrize(
+    ("image", "filters", "attributes"),
+    [
+        ((1, 32, 20, 23), 32, {"dilations": [9, 12], "pads": [9, 12, 9, 12]}),
+        ((2, 40, 17, 16), 24, {"dilations": [6, 7], "pads": [6, 3, 5, 7]}),
+        ((1, 16, 30, 11), 16, {"dilations": [24, 36], "pads": [24, 36, 24, 36]}),
+        ((1, 20, 33, 33), 48, {"dilations": [12, 12], "pads": [12, 12, 12, 12], "strides": [2, 2]}),
+        ((1, 1200, 9, 9), 16, {"dilations": [5, 5], "pads": [5, 5, 5, 5]}),
+    ],
+)
+def test_taps_that_lie_beside_the_image_are_left_out(image: Shape, filters: int, attributes: dict[str, Any]) -> None:
+    from forge_pipeline.codegen.float32.conv.geometry import Geometry
+    from forge_pipeline.codegen.float32.conv.plan import channel_parts, choose_plan
+    from forge_pipeline.codegen.tir.machine import Machine
+    from forge_pipeline.target import Target
+
+    source = dilated(image, filters, **attributes)
+    machine = Machine.of(Target.from_tag(TAG))
+    geometry = Geometry(
+        channels=int(image[1]), filters=filters, groups=1, size=(int(image[2]), int(image[3])), kernel=(3, 3),
+        strides=tuple(attributes.get("strides", (1, 1))), padding=tuple(attributes["pads"]),
+        dilation=tuple(attributes["dilations"]),
+    )  # fmt: skip
+    assert choose_plan(machine, geometry).skips
+    names = kernels_of(compiled(source, tag=TAG))
+    parts = len(channel_parts(machine, geometry))
+    assert sum("conv2d" in name for name in names) == parts == (1 if geometry.channels < 1000 else 3)
+    assert_same(source, [{}], terms=9 * int(image[1]), tag=TAG)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_pipeline.codegen.float32.conv import direct
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.float32.conv.plan import Plan, choose_plan, is_pointwise
 from forge_pipeline.codegen.tir.machine import Machine, Tile, divisors
 from forge_pipeline.target import Target
 
@@ -15,7 +18,7 @@ LEVEL = "x86-64/v3"
 MACHINE = Machine.of(Target.from_tag(LEVEL))
 
 
-def convolved(plan: direct.Plan, geometry: Geometry, image: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def convolved(plan: Plan, geometry: Geometry, image: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Compile one convolution by ``plan`` and run it on (channels / lanes, height, width, lanes)."""
     import tvm
     from tvm import s_tir, te
@@ -57,13 +60,13 @@ def test_every_plan_computes_the_same_convolution(draw: st.DataObject, height: i
         strides=(stride, stride), padding=(kernel // 2,) * 4, dilation=(1, 1),
     )  # fmt: skip
     out_h, out_w = geometry.output
-    along, across = (out_h * out_w, 1) if direct.is_pointwise(geometry) else (out_h, out_w)
+    along, across = (out_h * out_w, 1) if is_pointwise(geometry) else (out_h, out_w)
     row_blocks = draw.draw(st.sampled_from(divisors(along, along)))
     stored = rows + draw.draw(st.integers(0, 1))
     vectors = draw.draw(st.sampled_from(divisors(stored, 3)))
     pixels = draw.draw(st.integers(1, min(4, along // row_blocks if across == 1 else out_w)))
     tile = Tile(pixels=pixels, vectors=vectors, efficiency=1.0, tail=0)
-    plan = direct.Plan(tile=tile, row_blocks=row_blocks, oc_blocks=stored, cycles=0.0)
+    plan = Plan(tile=tile, row_blocks=row_blocks, oc_blocks=stored, cycles=0.0)
     random = np.random.default_rng(0)
     image = random.integers(-4, 5, (-(-channels // 8), height, width, 8)).astype(np.float32)
     weight = random.integers(-4, 5, (geometry.filters, channels, kernel, kernel)).astype(np.float32)
@@ -78,10 +81,33 @@ def test_no_tile_writes_over_the_end_of_its_row_block_where_another_thread_write
         channels=128, filters=64, groups=1, size=(14, 14), kernel=(1, 1), strides=(1, 1), padding=(0,) * 4,
         dilation=(1, 1),
     )  # fmt: skip
-    plan = direct.Plan(tile=Tile(pixels=5, vectors=2, efficiency=1.0, tail=4), row_blocks=4, oc_blocks=8, cycles=0.0)
+    plan = Plan(tile=Tile(pixels=5, vectors=2, efficiency=1.0, tail=4), row_blocks=4, oc_blocks=8, cycles=0.0)
     random = np.random.default_rng(0)
     image = random.integers(-4, 5, (16, 14, 14, 8)).astype(np.float32)
     weight = random.integers(-4, 5, (64, 128, 1, 1)).astype(np.float32)
     right = expected(geometry, image, weight)
     for _ in range(3):
         np.testing.assert_array_equal(convolved(plan, geometry, image, weight), right)
+
+
+def test_a_row_block_is_copied_where_its_channels_share_places_of_the_cache() -> None:
+    def plan(size: int, channels: int) -> Plan:
+        geometry = Geometry(
+            channels=channels, filters=64, groups=1, size=(size, size), kernel=(1, 1), strides=(1, 1),
+            padding=(0, 0, 0, 0), dilation=(1, 1),
+        )  # fmt: skip
+        return choose_plan(MACHINE, geometry)
+
+    assert plan(32, 512).copies
+    assert not plan(31, 512).copies
+    assert not plan(32, 16).copies
+    random = np.random.default_rng(1)
+    geometry = Geometry(
+        channels=256, filters=24, groups=1, size=(32, 32), kernel=(1, 1), strides=(1, 1), padding=(0, 0, 0, 0),
+        dilation=(1, 1),
+    )  # fmt: skip
+    image = random.integers(-4, 5, (32, 32, 32, 8)).astype(np.float32)
+    weight = random.integers(-4, 5, (24, 256, 1, 1)).astype(np.float32)
+    for row_blocks in (1, 4, 16):
+        chosen = replace(choose_plan(MACHINE, geometry), row_blocks=row_blocks, copies=True)
+        np.testing.assert_array_equal(convolved(chosen, geometry, image, weight), expected(geometry, image, weight))

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.conv import direct, dynamic_shape
+from forge_pipeline.codegen.float32.conv import direct, dynamic_shape, plan
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.float32.conv.winograd import open_size, weights
 from forge_pipeline.codegen.float32.conv.winograd.products import multiply, schedule_products, start_sums
@@ -67,7 +67,7 @@ def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | N
         return None
     sizes = dynamic_shape.typical(geometry)
     options = [
-        (sum(cycles(machine, size, transform) / direct.cycles(machine, size) for size in sizes), transform)
+        (sum(cycles(machine, size, transform) / plan.cycles(machine, size) for size in sizes), transform)
         for transform in (SMALL, LARGE)
     ]
     for share, transform in sorted(options, key=lambda option: option[0]):
