@@ -48,7 +48,6 @@ REWRITES: tuple[Rewrite, ...] = (
     tensorize_rest,  # instructions for what no condition surrounds any more
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
-    skipped_taps.skip,  # no tap that reads nothing of the image
     prefetch.prefetch_weights,  # the next panel's lines
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
     open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers
@@ -164,6 +163,7 @@ def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.Pr
                 versions.append(smaller)
     done, *rest = versions
     done = tail_tiles.shift_tail_tiles(done, rest) if rest else done
+    done = skipped_taps.skip(done)  # where each tile is known for good
     return narrow_store.pack_stores(done).with_attr("tirx.is_scheduled", True)
 
 

@@ -85,7 +85,7 @@ def _pair(
     height, width = shape_of(anchor[0])[2:4]
     if depthwise.OPEN in (rows.size, columns.size) or 1 in (height, width):
         return None
-    if not isinstance(batch, int) or read[1] != weight[1] or dtype_of(middle) != "float32":
+    if not isinstance(batch, int) or len(read) + 1 != len(weight) or dtype_of(middle) != "float32":
         return None
     worth = expand_depthwise.pays(machine, batch=batch, blocks=blocks, steps=weight[1] * weight[4], rows=rows,
                                   columns=columns, results=height)  # fmt: skip

@@ -24,21 +24,17 @@ from forge_pipeline.codegen.float32.conv.plan import (
     choose_plan,
     in_pairs,
     is_pointwise,
-    windows_of,
+    leaves_out,
     zeros_around,
 )
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
 from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives, skipped_taps
-from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "direct"
 ROW_BLOCKS, PIXELS, VECTORS = "forge.row_blocks", "forge.pixels", "forge.vectors"
 """Annotations of the block that sums: the plan."""
-
-SKIPS = "forge.skips"
-"""The annotation of a block whose tiles leave taps out: the numbers of both windows."""
 
 FLAT = "forge.flat"
 """The annotation of a block whose tiles cross rows: the pixels of a row."""
@@ -123,7 +119,8 @@ def convolve(
     lanes, batch = int(weight.shape[-1]), image.shape[0]
     oc_blocks, (out_h, out_w) = -(-geometry.filters // lanes), geometry.output
     oc_blocks_per_group = oc_blocks // geometry.groups
-    around = zeros_around(geometry, plan)
+    skips = leaves_out(geometry, plan, image.dtype)
+    around = zeros_around(geometry, plan) if skips else geometry.padding
     of_image = slice(first_block, first_block + -(-geometry.channels // lanes)) if first_block else None
     padded = pad_image(image, replace(geometry, padding=around), read=of_image)
     beside = [before - kept for before, kept in zip(geometry.padding[:2], around[:2], strict=True)]
@@ -158,8 +155,11 @@ def convolve(
         )
     if plan is not None:
         attributes |= {ROW_BLOCKS: plan.row_blocks, PIXELS: plan.tile.pixels, VECTORS: plan.tile.vectors}
-    if plan is not None and plan.skips:
-        attributes[SKIPS] = [number for window in windows_of(geometry) for number in window.numbers]
+    if skips:
+        attributes[skipped_taps.WINDOWS] = [
+            *(geometry.padding[0], stride_h, dilation_h, around[0] + around[2]),
+            *(geometry.padding[1], stride_w, dilation_w, around[1] + around[3]),
+        ]
     if plan is None or not is_pointwise(geometry):
         sums = te.compute((batch, stored_oc_blocks, out_h, out_w, lanes), element, name="sums", attrs=attributes)
         return te.compute((batch, oc_blocks, out_h, out_w, lanes), sums, name="convolve")
@@ -238,6 +238,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before, last = primitives.split_around(sch, sums)
     work = primitives.product(primitives.extent(sch, loop) for loop in sch.get_loops(sums))
     n, oc, row_block, along, out, *reduction = sch.get_loops(sums)
+    _, *taps = reduction[:3]
     reduction = primitives.taps_along_first(sch, along, reduction)
     between: list[LoopRV] = []
     if FLAT in annotations:
@@ -249,11 +250,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     oc_out, oc_in = sch.split(oc, [None, vectors])
     along, pixel = sch.split(along, [None, pixels])
     sch.reorder(n, row_block, oc_out, *between, along, *reduction, pixel, oc_in, out)
-    if SKIPS in annotations:
-        numbers = [int(number) for number in annotations[SKIPS]]
-        for axis, loop, tile in ((2, reduction[1], 1), (3, reduction[2], pixels)):
-            window = Window.of(numbers[(axis - 2) * 5 :][:5])
-            skipped_taps.mark(sch, loop, axis, window, tile)
+    skipped_taps.mark(sch, sums, taps, pixels)
     is_padded = any(primitives.family_of(sch, block) == primitives.PAD for block in before)
     shares_row_blocks = is_padded and row_blocks >= machine.cores
     shared = primitives.fuse(sch, [n, row_block] if shares_row_blocks else [n, row_block, oc_out])
@@ -262,7 +259,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         ask_for_next(sch, along, machine)
     sch.reverse_compute_at(last, along)
     primitives.parallel_if_worth(sch, shared, work // primitives.MULTIPLY_ADDS)
-    primitives.pad_at(sch, before, shared if shares_row_blocks and SKIPS not in annotations else None, machine)
+    primitives.pad_at(
+        sch, before, shared if shares_row_blocks and skipped_taps.WINDOWS not in annotations else None, machine
+    )
     sch.vectorize(out)
     primitives.unroll_tile(sch, sums, last, reduction[0], (pixel, oc_in), below=depth, lanes=lanes)
 

@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
-from forge_pipeline.codegen.tir import open_edges, primitives
+from forge_pipeline.codegen.tir import open_edges, primitives, skipped_taps
 from forge_pipeline.codegen.tir.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
@@ -71,6 +71,7 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     pixels, vectors = _tile(sch, machine, oc_blocks, steps, widths=WIDTHS)
+    taps, is_turned = reduction[1:3], primitives.extent(sch, w) == 1
     reduction = primitives.taps_along_first(sch, w, reduction)
     h, w = primitives.rows_and_columns(sch, h, w)
     oc_out, oc_in = sch.split(oc, [None, vectors])
@@ -79,12 +80,15 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     if pixels > 1:
         sch.annotate(w_out, TILES, pixels)
     sch.reorder(n, row_block, oc_out, h_in, w_out, *reduction, w_in, oc_in, out)
+    if not is_turned:
+        skipped_taps.mark(sch, anchor, taps, pixels)
     is_padded = any(primitives.family_of(sch, block) == primitives.PAD for block in before)
     shared = primitives.fuse(sch, [n, row_block] if is_padded else [n, row_block, oc_out])
     depth = 4 if is_padded else 3
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)
-    primitives.pad_at(sch, before, shared, machine)
+    copies_part = skipped_taps.WINDOWS not in sch.get(anchor).annotations
+    primitives.pad_at(sch, before, shared if copies_part else None, machine)
     sch.vectorize(out)
     primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=depth, lanes=lanes)
 

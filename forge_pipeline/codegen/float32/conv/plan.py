@@ -78,7 +78,7 @@ def _plan(machine: Machine, geometry: Geometry, oc_blocks: int, *, pixels: int, 
     tile = choose_tile(machine, pixels=pixels, vectors=per_group, steps=steps)
     computing = machine.fma_cycles(out_h * out_w * oc_blocks * steps) / tile.efficiency
     seen = seen_taps(geometry, tile.pixels)
-    skips = seen < SEEN and not machine.halves  # whose sums are cut into parts
+    skips = seen < SEEN and not machine.halves
     computing *= seen if skips else 1
     shares = row_blocks if any(geometry.padding) else row_blocks * (oc_blocks // tile.vectors)
     idle = -(-shares // machine.cores) * machine.cores / shares
@@ -87,9 +87,8 @@ def _plan(machine: Machine, geometry: Geometry, oc_blocks: int, *, pixels: int, 
     weights = item * geometry.steps * oc_blocks * machine.lanes
     reading = row_blocks * machine.streaming_cycles(weights) + row_blocks * passes * machine.streaming_cycles(image)
     apart = item * machine.lanes * out_h * out_w
-    copies = (
-        is_pointwise(geometry) and image <= machine.l2 // 2 and image > machine.room(apart // row_blocks, apart) // 2
-    )
+    room = machine.room(apart // row_blocks, apart) // 2
+    copies = is_pointwise(geometry) and room < image <= machine.l2 // 2
     reading += row_blocks * image / STREAMED_BYTES if copies else 0
     return Plan(
         tile=tile, row_blocks=row_blocks, oc_blocks=oc_blocks, cycles=computing * idle + reading, skips=skips,
@@ -113,12 +112,19 @@ def seen_taps(geometry: Geometry, pixels: int) -> float:
     return skipped_taps.share(rows, out_h, 1) * skipped_taps.share(columns, out_w, pixels)
 
 
+def leaves_out(geometry: Geometry, plan: Plan | None, dtype: str) -> bool:
+    """Return whether tiles leave taps out: as the plan has it, and of an image of any size those of any dilation.
+
+    Not of halves, whose sums are cut into parts.
+    """
+    is_wide = plan.skips if plan is not None else max(geometry.dilation) > 1
+    return is_wide and dtype != "float16" and geometry.output[1] != 1
+
+
 def zeros_around(geometry: Geometry, plan: Plan | None) -> tuple[int, ...]:
-    """Return the padding that a copy of the image needs: where taps are left out, what a tile reads across an edge."""
-    if plan is None or not plan.skips:
-        return geometry.padding
-    most = (plan.tile.pixels - 1) * geometry.strides[1]
+    """Return the padding of an image of which taps are left out: what a tile reads across an edge."""
     _, left, _, right = geometry.padding
+    most = (plan.tile.pixels - 1) * geometry.strides[1] if plan is not None else max(left, right)
     return (0, min(left, most), 0, min(right, most))
 
 

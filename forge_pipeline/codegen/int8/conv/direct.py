@@ -16,7 +16,13 @@ from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.conv.direct import PIXELS, RESIDENT, VECTORS
+from forge_pipeline.codegen.float32.conv.direct import (
+    PIXELS,
+    RESIDENT,
+    VECTORS,
+    block_and_lane,
+    channels_at_once,
+)
 from forge_pipeline.codegen.float32.conv.dynamic_shape import ROW_BLOCK
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.conv.groups import merge_groups
@@ -101,8 +107,10 @@ def emit(graph: Graph, source: Value, zero: int, weight: Array, geometry: Geomet
         image = graph.kernel(pack_int32, graph.plain(source), name="to_words", k_inner=dot.k_inner)
     else:
         image = graph.blocked(source)
-    packed = pack_weight(weight, lanes, dot.k_inner if is_packed else lanes, dot.k_inner)
-    oc_blocks, blocks = packed.shape[:2]
+    channels = -(-geometry.channels // geometry.groups // dot.k_inner) * dot.k_inner
+    unit = dot.k_inner if is_packed else channels_at_once(channels, lanes)
+    packed = pack_weight(weight, lanes, unit, dot.k_inner)
+    oc_blocks, blocks = packed.shape[0], packed.shape[1] if is_packed else -(-channels // lanes)
     steps = int(np.prod(packed.shape[1:5]))
     in_place = not geometry.is_static and (is_packed or not dot.widens) and entry is None and is_pointwise(geometry)
     tiles = [
@@ -166,8 +174,9 @@ def sums_of(
 
     ``enters``: the image is made by this kernel, from the model's input.
     """
-    oc_blocks, blocks, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
+    oc_blocks, parts, height, width, k_outers, lanes, _ = (int(extent) for extent in weight.shape)
     oc_blocks_per_group = oc_blocks // geometry.groups
+    blocks_per_group = -(-geometry.channels // geometry.groups // lanes)
     is_packed = len(image.shape) == 4
     filler = zero
     if is_packed:
@@ -189,19 +198,22 @@ def sums_of(
             padded = pad_image(image, geometry.padded_for(out_w), filler, by_rows=enters, peel=peel)
             padded = to_int16(padded) if dot.widens and not is_packed else padded
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
-    axes = [te.reduce_axis((0, blocks), "block"), te.reduce_axis((0, height), "kernel_h")]
+    axes = [te.reduce_axis((0, parts), "block"), te.reduce_axis((0, height), "kernel_h")]
     axes += [te.reduce_axis((0, width), "kernel_w"), te.reduce_axis((0, k_outers), "k_outer")]
-    block, kernel_h, kernel_w, k_outer = axes
+    part, kernel_h, kernel_w, k_outer = axes
+    block, begin = block_and_lane(part, k_outers * dot.k_inner, lanes)
     long = partial(tirx.const, dtype="int64")  # as TVM's graphs count: the shift's operand is then cast in plain sight
     k_inner = te.reduce_axis((long(0), long(dot.k_inner)), "k_inner")
 
     def sums(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
-        first = oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
+        first = oc_block // oc_blocks_per_group * blocks_per_group if geometry.groups > 1 else 0
         y, x = (h, w) if in_place else (h * stride_h + kernel_h * dilation_h, w * stride_w + kernel_w * dilation_w)
-        at = (n, first + block, y, x)
-        value = unpack_int32(padded(*at), k_inner, dot) if is_packed else padded(*at, k_outer * dot.k_inner + k_inner)
+        if is_packed:
+            value = unpack_int32(padded(n, first + part, y, x), k_inner, dot)
+        else:
+            value = padded(n, first + block, y, x, begin + k_outer * dot.k_inner + k_inner)
         return te.sum(
-            products(value, weight(oc_block, block, kernel_h, kernel_w, k_outer, out, k_inner)), axis=[*axes, k_inner]
+            products(value, weight(oc_block, part, kernel_h, kernel_w, k_outer, out, k_inner)), axis=[*axes, k_inner]
         )
 
     shape = (image.shape[0], oc_blocks, out_h, out_w, lanes)

@@ -33,7 +33,7 @@ def dilated(image: Shape, filters: int = 32, **attributes: Any) -> Any:
     [
         ((1, 64, 32, 33), [2, 2], [2, 2, 2, 2]),
         (("batch", 40, 31, 30), [2, 3], [0, 1, 3, 4]),
-        ((2, 48, "height", "width"), [4, 4], [4, 4, 4, 4]),
+        ((2, 48, "height", "width"), [2, 3], [2, 3, 2, 3]),
         (("batch", 32, "height", 40), [3, 1], [3, 1, 3, 1]),
     ],
 )
@@ -80,5 +80,12 @@ def test_taps_that_lie_beside_the_image_are_left_out(image: Shape, filters: int,
     assert choose_plan(machine, geometry).skips
     names = kernels_of(compiled(source, tag=TAG))
     parts = len(channel_parts(machine, geometry))
-    assert sum("conv2d" in name for name in names) == parts == (1 if geometry.channels < 1000 else 3)
+    assert sum("conv2d" in name for name in names) == parts == (1 if geometry.channels < 1000 else 6)
     assert_same(source, [{}], terms=9 * int(image[1]), tag=TAG)
+
+
+def test_taps_are_left_out_of_images_of_any_size() -> None:
+    source = dilated((1, 20, "height", "width"), 24, dilations=[6, 9], pads=[6, 9, 6, 9], strides=[2, 1])
+    sizes = [{"height": h, "width": w} for h, w in ((1, 1), (5, 30), (13, 10), (40, 37))]
+    assert_same(source, sizes, terms=9 * 20)
+    assert_same(source, sizes, terms=9 * 20, tag=TAG)
