@@ -32,6 +32,8 @@ Number: TypeAlias = "int | Fraction"
 Sum: TypeAlias = "dict[Monomial, Number]"
 _DEPTH: Final = 4
 """How many atoms of a sum are replaced by what they lie above, one after the other."""
+_STEPS: Final = 4096
+"""Sums that are looked at for one bound; a sum of many atoms has thousands of orders in which to replace four."""
 _PERIOD: Final = 128
 """Values of an extent that are tried at most."""
 
@@ -121,20 +123,20 @@ def _lowest_by_parts(terms: Sum) -> Number | None:
         parts = [*apart, (found, part)]
     total: Number = 0
     for _, part in parts:
-        low = _lowest(part, _DEPTH)
+        low = _lowest(part, _DEPTH, iter(range(_STEPS)))
         if low is None:
             return None
         total += low
     return total
 
 
-def _lowest(terms: Sum, depth: int) -> Number | None:
-    """Return a lower bound of a sum."""
+def _lowest(terms: Sum, depth: int, steps: Iterator[int]) -> Number | None:
+    """Return a lower bound of a sum, after as many sums as there are ``steps``."""
     plain = _interval_low(terms)
-    if not depth:
+    if not depth or next(steps, None) is None:
         return plain
     for atom, sums in _cases(terms):
-        cases = [_lowest(_with(terms, atom, value), depth - 1) for value in sums]
+        cases = [_lowest(_with(terms, atom, value), depth - 1, steps) for value in sums]
         return _greater(plain, None if None in cases else min(case for case in cases if case is not None))
     for monomial, coefficient in terms.items():
         found = plain
@@ -142,7 +144,7 @@ def _lowest(terms: Sum, depth: int) -> Number | None:
             others = {m: c for m, c in terms.items() if m != monomial}
             for m, c in relaxed.items():
                 others[m] = others.get(m, 0) + c
-            found = _greater(found, _lowest({m: c for m, c in others.items() if c}, depth - 1))
+            found = _greater(found, _lowest({m: c for m, c in others.items() if c}, depth - 1, steps))
         if found != plain:
             return found
     return plain

@@ -110,6 +110,10 @@ SHAPES = {
         c = Greater(x, half) p = NonZero(c) y = Transpose(p) g = GatherND(x, y) u = Add(g, g) }""",
     "clipped sizes": """g (float[n, m] x) => (y) <int64 low = {2}, int64 high = {6}> {
         s = Shape(x) t = Clip(s, low, high) y = ConstantOfShape(t) }""",
+    "clipped sizes in floats, as padding to a multiple has them": """g (float[n, m] x) => (y)
+        <float low = {0.0}, float half = {0.5}, float one = {1.0}> {
+        s = Shape(x) f = Cast <to = 1> (s) h = Mul(f, half) c = Ceil(h) d = Sub(c, one) t = Clip(d, low)
+        i = Cast <to = 7> (t) y = ConstantOfShape(i) }""",
     "products": """g (float[n, m] x, float[m, 5] w) => (y, z) { y = MatMul(x, w) z = Gemm <transA = 1> (x, y) }""",
     "one letter, one size": """g (float[n, m] x) => (y) { y = Einsum <equation = "ij,kj->ik"> (x, x) }""",
 }

@@ -263,19 +263,22 @@ def same_shape(op: Operation) -> Sequence[Known]:
 def clip(op: Operation) -> Sequence[Known]:
     """Clip, whose limits may be left out and are attributes of old."""
     given = op.input(0)
+    most, least = (_arithmetic(whole, name)(given.dtype) for whole, name in ((e.maximum, "max"), (e.minimum, "min")))
     limits = [op.input(index).contents if op.has(index) else None for index in (1, 2)]
-    stated = any(name in ("min", "max") for name in (entry.name for entry in op.node.attribute))
     unknown = any(op.has(index) and limits[index - 1] is None for index in (1, 2))
-    if given.contents is None or given.dtype not in INTEGERS or stated or unknown:
+    if given.contents is None or most is None or least is None or unknown:
         return [Known(given.dtype, given.shape)]
-    low, high = (None if limit is None else limit.reshape(-1).tolist()[0] for limit in limits)
-
-    def clipped(entry: Whole) -> Whole:
-        entry = entry if low is None else e.maximum(entry, low)
-        return entry if high is None else e.minimum(entry, high)
-
+    low, high = (
+        op.attribute(name, None) if limit is None else limit.reshape(-1).tolist()[0]
+        for limit, name in zip(limits, ("min", "max"), strict=True)
+    )
     contents = np.empty(given.contents.shape, object)
-    contents.reshape(-1)[:] = [clipped(entry) for entry in given.contents.reshape(-1).tolist()]
+    try:
+        for index, entry in enumerate(given.contents.reshape(-1).tolist()):
+            raised = entry if low is None else most(entry, low)
+            contents.reshape(-1)[index] = raised if high is None else least(raised, high)
+    except Overgrown:
+        return [Known(given.dtype, given.shape)]
     return [made(given.dtype, given.shape, contents)]
 
 
