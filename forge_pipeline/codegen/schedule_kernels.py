@@ -20,6 +20,7 @@ from forge_pipeline.codegen.tir import (
     flatten_pixels,
     half_sums,
     lane_reduction,
+    last_tiles,
     middle_axis,
     open_edges,
     open_rows,
@@ -49,6 +50,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
     prefetch.prefetch_weights,  # the next panel's lines
+    last_tiles.part,  # the last tile of a row, where it is smaller
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
     open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers
     lane_reduction.split_chains,  # sums in lanes where vectors do not divide a row

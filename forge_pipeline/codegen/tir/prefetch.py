@@ -28,6 +28,9 @@ from forge_pipeline.codegen.tir.machine import Machine
 ASKS = "forge.asks"
 """The annotation of a loop over tiles: how many tiles share the work, which is a guess where a call decides."""
 
+ASKED = "forge.asked"
+"""The annotation of such a loop once its tiles ask."""
+
 AHEAD = "forge.ahead"
 """The annotation of a loop along which weights are read once, in order."""
 
@@ -77,6 +80,7 @@ def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return mutator.default_mutate(loop)
         panel = _panel(loop, around.get(loop.loop_var), weights)
         body = loop.body if panel is None else panel.asked_for_in(loop)
+        notes |= {} if panel is None else {ASKED: True}
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)]))

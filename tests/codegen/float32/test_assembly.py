@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from forge_pipeline.codegen.build import build
 from forge_pipeline.target import Target
 from tests.support.assembly import ALLOWED, FMA, SPILL, hottest_block
+from tests.support.half_net import Net
+from tests.support.tiled import TILED
 
 STORE = re.compile(r"\tv?mov\w*\t%[xyz]mm\d+, .*\(|\t(str|stp|stur)\tq")
 """A vector on its way to memory: sums that TVM does not keep in registers look so."""
@@ -156,3 +160,13 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
     else:
         assert not [line for line in block if STORE.search(line)]
     assert len(spills) <= ALLOWED, spills
+
+
+@pytest.mark.parametrize("size", [17, 19])
+def test_a_smaller_last_tile_costs_the_others_nothing(size: int, tmp_path: Path) -> None:
+    net = Net()
+    model = net.finish((1, 192, size, size), net.conv("x", 192, 192, 1))
+    build(model, Target.from_tag("x86-64/v4"), TILED, dump=tmp_path)
+    block = hottest_block(next(tmp_path.glob("*-code.txt")).read_text())
+    assert sum(bool(FMA.search(line)) for line in block) >= 16
+    assert len([line for line in block if SPILL.search(line)]) <= ALLOWED

@@ -1,0 +1,88 @@
+"""The last tile of a row, where it has fewer results than the others, is code of its own.
+
+TVM's loop partitioning does that too, but not for loops in which weights are asked for ahead (`prefetch`): tests in the
+innermost loop had all tiles spill their operands, for the sake of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Range
+from tvm.s_tir import SBlockRealize
+from tvm.sym.analyzer import Analyzer
+
+from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir.edge_tiles import registers
+from forge_pipeline.codegen.tir.prefetch import ASKED
+
+
+def part(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a scheduled kernel whose tiles in loops that ask for weights are whole, but for the last of a row."""
+    buffers: list[Any] = []
+
+    def split(loop: tirx.For, mutator: Any) -> Any:
+        inner = mutator.default_mutate(loop)
+        if ASKED not in loop.annotations:
+            return inner
+        notes = {name: note for name, note in inner.annotations.items() if name != ASKED}
+        inner = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, annotations=notes)
+        found = _parted(inner, buffers)
+        return inner if found is None else found
+
+    body = tvm_ffi.structural_mutate(function.body, [(tirx.For, split)])
+    return rewriting.with_buffers(function.with_body(body), buffers)
+
+
+def _parted(loop: tirx.For, buffers: list[Any]) -> Any | None:
+    """Return the whole tiles of a loop and the last one, None where it has no such tiles."""
+    tests = [test for realize in rewriting.realizes(loop) for test in _tests(realize, loop.loop_var)]
+    if not tests or not isinstance(loop.extent, tirx.IntImm) or int(loop.extent) == 1:
+        return None
+    last, inner = int(loop.extent) - 1, rewriting.loops(loop.body)
+    if not _always_hold(tests, loop.loop_var, last, inner):
+        return None
+    rests: dict[Any, int] = {}
+    for test in tests:
+        found = Analyzer().simplify(rewriting.substitute(test, {loop.loop_var: last}.get))
+        if not isinstance(found, tirx.LT) or not isinstance(found.a, tirx.Var) or not isinstance(found.b, tirx.IntImm):
+            return None
+        rests[found.a] = int(found.b)
+
+    def shorter(each: tirx.For, mutator: Any) -> tirx.For:
+        done = mutator.default_mutate(each)
+        extent = rests.get(each.loop_var, each.extent)
+        return tirx.For(done.loop_var, done.min, extent, done.kind, done.body, annotations=dict(done.annotations))
+
+    body = rewriting.map_realizes(loop.body, lambda realize: _without(realize, loop.loop_var))
+    end = rewriting.substitute(body, {loop.loop_var: last}.get)
+    end = tvm_ffi.structural_mutate(end, [(tirx.For, shorter)])
+    own = registers(end)
+    end = rewriting.clone(end, own)
+    buffers += registers(end)
+    whole = tirx.For(loop.loop_var, loop.min, last, loop.kind, body, annotations=dict(loop.annotations))
+    return tirx.SeqStmt([whole, end])
+
+
+def _tests(realize: SBlockRealize, counter: Any) -> list[Any]:
+    return [test for test in rewriting.conjuncts(realize.predicate) if rewriting.reads(test, counter)]
+
+
+def _always_hold(tests: Sequence[Any], counter: Any, turns: int, inner: Sequence[tirx.For]) -> bool:
+    """Return whether the tests hold in the first ``turns`` turns."""
+    analyzer = Analyzer()
+    analyzer.bind(counter, Range.from_min_extent(0, turns))
+    for loop in inner:
+        analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+    return all(analyzer.can_prove(test) for test in tests)
+
+
+def _without(realize: SBlockRealize, counter: Any) -> SBlockRealize:
+    kept: Any = True
+    for test in rewriting.conjuncts(realize.predicate):
+        if not rewriting.reads(test, counter):
+            kept = test if kept is True else tirx.And(kept, test)
+    return s_tir.SBlockRealize(realize.iter_values, kept, realize.block)
