@@ -162,11 +162,11 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
     assert len(spills) <= ALLOWED, spills
 
 
-@pytest.mark.parametrize("size", [17, 19])
-def test_a_smaller_last_tile_costs_the_others_nothing(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "channels"), [(23, 64), (19, 728)])
+def test_a_smaller_last_tile_costs_the_others_nothing(size: int, channels: int, tmp_path: Path) -> None:
     net = Net()
-    model = net.finish((1, 192, size, size), net.conv("x", 192, 192, 1))
+    model = net.finish((1, channels, size, size), net.conv("x", channels, channels, 1))
     build(model, Target.from_tag("x86-64/v4"), TILED, dump=tmp_path)
     block = hottest_block(next(tmp_path.glob("*-code.txt")).read_text())
     assert sum(bool(FMA.search(line)) for line in block) >= 16
-    assert len([line for line in block if SPILL.search(line)]) <= ALLOWED
+    assert not [line for line in block if SPILL.search(line)]
