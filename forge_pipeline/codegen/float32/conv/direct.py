@@ -121,14 +121,14 @@ def convolve(
     oc_blocks_per_group = oc_blocks // geometry.groups
     skips = leaves_out(geometry, plan, image.dtype)
     around = zeros_around(geometry, plan) if skips else geometry.padding
-    of_image = slice(first_block, first_block + -(-geometry.channels // lanes)) if first_block else None
+    blocks = -(-geometry.channels // geometry.groups // lanes)
+    is_part = len(image.shape) == 5 and geometry.groups == 1 and blocks != int(image.shape[1])
+    of_image = slice(first_block, first_block + blocks) if is_part else None
     padded = pad_image(image, replace(geometry, padding=around), read=of_image)
     beside = [before - kept for before, kept in zip(geometry.padding[:2], around[:2], strict=True)]
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
     part, *lane = channels = channel_axes(image, weight)
-    blocks = -(-geometry.channels // geometry.groups // lanes)
-
     begin = 0 if any(around) else first_block
 
     def first(oc_block: Any) -> Any:
