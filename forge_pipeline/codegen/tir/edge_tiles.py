@@ -44,17 +44,6 @@ class Window:
     taps: int
     dilation: int
 
-    @classmethod
-    def of(cls, numbers: Sequence[Any]) -> Window:
-        """Return the window of these `numbers`."""
-        size, before, stride, taps, dilation = (int(number) for number in numbers)
-        return cls(size=size, before=before, stride=stride, taps=taps, dilation=dilation)
-
-    @property
-    def numbers(self) -> list[Any]:
-        """What an annotation keeps of it."""
-        return [self.size, self.before, self.stride, self.taps, self.dilation]
-
     def inside(self, results: Any) -> tuple[int, Any]:
         """Return the first of ``results`` that reads nothing outside, and the first after it that does."""
         first = -(-self.before // self.stride)
@@ -65,10 +54,14 @@ class Window:
             return first, max(first, min(results, stop))
         return first, tirx.max(first, tirx.min(results, stop))
 
-    def bounds(self, result: Any) -> tuple[Any, Any]:
-        """Return the first tap of a result that is not outside, and the first after it that is."""
+    def bounds(self, result: Any, results: int = 1) -> tuple[Any, Any]:
+        """Return the first tap that is inside for one of ``results`` from this one on, and the first after those."""
         at = result * self.stride - self.before
-        first = tirx.max(0, tirx.floordiv(self.dilation - 1 - at, self.dilation))
+        last = at + (results - 1) * self.stride
+        if isinstance(result, int):
+            first = max(0, (self.dilation - 1 - last) // self.dilation)
+            return first, max(first, min(self.taps, (self.size - 1 - at) // self.dilation + 1))
+        first = tirx.max(0, tirx.floordiv(self.dilation - 1 - last, self.dilation))
         return first, tirx.max(first, tirx.min(self.taps, tirx.floordiv(self.size - 1 - at, self.dilation) + 1))
 
 
@@ -85,7 +78,7 @@ def mark(
     block_loop = {axis: int(sch.get(block).iter_vars[axis].dom.extent) for axis in axes[:2]}
     first, stop = columns.inside(block_loop[axes[1]])
     begin = -(-first // tile)
-    sch.annotate(block, WINDOW, [*axes, *rows.numbers])
+    sch.annotate(block, WINDOW, [*axes, rows.size, rows.before, rows.stride, rows.taps, rows.dilation])
     sch.annotate(over_rows, ROWS, list(rows.inside(block_loop[axes[0]])) if unrolls else [0, 0])
     sch.annotate(over_tiles, TILES, [begin, max(begin, stop // tile)])
 
@@ -173,7 +166,9 @@ def decided(realize: SBlockRealize, *, is_inside: bool) -> SBlockRealize:
 
 def _window_of(body: Any) -> Window:
     """Return what a tile's sums read along an image's height."""
-    return Window.of(anchor_of(body).block.annotations[WINDOW][3:])
+    numbers = anchor_of(body).block.annotations[WINDOW]
+    size, before, stride, taps, dilation = (int(number) for number in numbers[3:])
+    return Window(size=size, before=before, stride=stride, taps=taps, dilation=dilation)
 
 
 def anchor_of(body: Any) -> SBlockRealize:

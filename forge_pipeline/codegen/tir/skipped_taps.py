@@ -2,7 +2,8 @@
 
 With a dilation as wide as the image (12 to 36 pixels of 32, as atrous pyramids have them) most taps read nothing but
 zeros: of three taps along an axis, results far from both edges have one. A tile asks before each tap, so the copy of
-the image needs zeros only where a tile lies across its edge.
+the image needs zeros only where a tile lies across its edge. Loops over the others alone, as `edge_tiles` has them for
+small windows, took up to a quarter longer here (measured on a Sapphire Rapids).
 """
 
 from __future__ import annotations
@@ -33,13 +34,8 @@ ROW, COLUMN = 2, 3
 def share(window: Window, results: int, tile: int) -> float:
     """Return which part of its taps a tile of ``tile`` results reads, on average over the tiles of an axis."""
     starts = range(0, results, tile)
-    seen = sum(_overlaps(window, start, tap, tile) for start in starts for tap in range(window.taps))
-    return seen / (len(starts) * window.taps)
-
-
-def _overlaps(window: Window, first: int, tap: int, tile: int) -> bool:
-    at = first * window.stride - window.before + tap * window.dilation
-    return at + (tile - 1) * window.stride >= 0 and at < window.size
+    seen = sum(stop - first for first, stop in (window.bounds(start, tile) for start in starts))
+    return float(seen) / (len(starts) * window.taps)
 
 
 def mark(sch: Schedule, block: SBlockRV, taps: Sequence[LoopRV], pixels: int) -> None:

@@ -309,3 +309,10 @@ def test_values_of_a_call_are_found_by_its_inputs():
     feeds = {"x": single(2, 3, 64)}
     assert extents_of(sizes, feeds) == {"batch": 2, "seq": 3}
     assert computed(HEADS, feeds)["y"].shape == (2, 3, 64)
+
+
+def test_clipped_floats_are_sizes():
+    graph = model("""g (float[1, 28] x) => (y) <float low = {0.0}, float half = {0.5}, float one = {1.0}> {
+        s = Shape(x) f = Cast <to = 1> (s) h = Mul(f, half) c = Ceil(h) d = Sub(c, one) t = Clip(d, low)
+        i = Cast <to = 7> (t) y = ConstantOfShape(i) }""")
+    assert analyse(graph).shape("y") == (0, 13)

@@ -195,3 +195,18 @@ def test_names_that_are_no_identifiers_do_not_mix_with_expressions():
 def test_sizes_can_be_read():
     assert str(e.floordiv(N + 3, 4) * 2 + M - 1) == "2*floor((n + 3)/4) + m - 1"
     assert str(e.equal(N, M)) == "[m - n == 0]"
+
+
+def test_a_bound_of_a_sum_of_many_divisions_is_looked_for_in_a_limited_number_of_steps(monkeypatch):
+    from forge_pipeline.ir.sizes import interval
+
+    looked, low = [], interval._interval_low
+
+    def counted(terms):
+        looked.append(terms)
+        return low(terms)
+
+    monkeypatch.setattr(interval, "_interval_low", counted)
+    n, m = e.extent("n"), e.extent("m")
+    bounds(e.total([(-1) ** i * e.floordiv(n * (i + 2) + m + i, 2 * i + 3) for i in range(24)]))
+    assert 1000 < len(looked) < 60 * interval._STEPS

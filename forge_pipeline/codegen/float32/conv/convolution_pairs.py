@@ -85,7 +85,9 @@ def _pair(
     height, width = shape_of(anchor[0])[2:4]
     if depthwise.OPEN in (rows.size, columns.size) or 1 in (height, width):
         return None
-    if not isinstance(batch, int) or len(read) + 1 != len(weight) or dtype_of(middle) != "float32":
+    numbers = 2 if dtype_of(source[0].args[1].fields[1]) == "int32" else 1  # of bfloat16, in one weight
+    is_of_all = len(read) == 5 and -(-weight[1] * weight[4] * numbers // read[4]) == read[1]  # without groups
+    if not isinstance(batch, int) or not is_of_all or dtype_of(middle) != "float32":
         return None
     worth = expand_depthwise.pays(machine, batch=batch, blocks=blocks, steps=weight[1] * weight[4], rows=rows,
                                   columns=columns, results=height)  # fmt: skip

@@ -40,7 +40,7 @@ FLAT = "forge.flat"
 """The annotation of a block whose tiles cross rows: the pixels of a row."""
 
 LEAST_AT_ONCE = 4
-"""Channels that the inner loop of a sum takes at least: fewer cost more in loops than zeros do."""
+"""Channels that the inner loop of a sum takes at least; zeros fill up to a multiple of it."""
 
 RESIDENT = 1 << 20
 """Bytes of weights above which integer kernels put the loop over filters outside, so that weights are read once."""
@@ -73,10 +73,13 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored:
         packed = pack_weight(weight[:, part], machine.lanes, unit, oc_blocks=plan.oc_blocks if plan else None)
         if is_paired:
             packed = bfloat16_pairs.paired(packed[..., ::2, :], packed[..., 1::2, :])
+        read = image
+        if count < geometry.channels:
+            at = [extent // machine.lanes for extent in (part.start, part.stop + machine.lanes - 1)]
+            read = graph.named(graph.emit(relax.op.strided_slice(image, axes=[1], begin=at[:1], end=at[1:])))
         name = "conv2d_planar" if is_nchw else "conv2d"
         kept = (stored or graph.constant)(packed)
-        first = part.start // machine.lanes
-        summed = graph.kernel(convolve, image, kept, name=name, geometry=own, plan=plan, first_block=first)
+        summed = graph.kernel(convolve, read, kept, name=name, geometry=own, plan=plan)
         total = summed if total is None else graph.emit(relax.op.add(summed, graph.named(total)))
     assert total is not None  # noqa: S101 - there is a part
     return total
@@ -107,13 +110,8 @@ def pack_weight(weight: Array, lanes: int, unit: int | None = None, *, oc_blocks
     return blocked.transpose(0, 2, 4, 5, 3, 1)
 
 
-def convolve(
-    image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan | None, first_block: int = 0
-) -> te.Tensor:
-    """Describe the convolution of an image in either form with packed weights; no plan for an image of any size.
-
-    ``first_block``: where the channels of ``geometry`` begin in the image.
-    """
+def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan | None) -> te.Tensor:
+    """Describe the convolution of an image in either form with packed weights; no plan for an image of any size."""
     geometry = geometry.of(image)
     stored_oc_blocks, _, height, width = (int(extent) for extent in weight.shape[:4])
     lanes, batch = int(weight.shape[-1]), image.shape[0]
@@ -121,18 +119,15 @@ def convolve(
     oc_blocks_per_group = oc_blocks // geometry.groups
     skips = leaves_out(geometry, plan, image.dtype)
     around = zeros_around(geometry, plan) if skips else geometry.padding
-    blocks = -(-geometry.channels // geometry.groups // lanes)
-    is_part = len(image.shape) == 5 and geometry.groups == 1 and blocks != int(image.shape[1])
-    of_image = slice(first_block, first_block + blocks) if is_part else None
-    padded = pad_image(image, replace(geometry, padding=around), read=of_image)
+    padded = pad_image(image, replace(geometry, padding=around))
     beside = [before - kept for before, kept in zip(geometry.padding[:2], around[:2], strict=True)]
     (stride_h, stride_w), (dilation_h, dilation_w) = geometry.strides, geometry.dilation
     kernel_h, kernel_w = te.reduce_axis((0, height), "kernel_h"), te.reduce_axis((0, width), "kernel_w")
     part, *lane = channels = channel_axes(image, weight)
-    begin = 0 if any(around) else first_block
+    blocks = -(-geometry.channels // geometry.groups // lanes)
 
     def first(oc_block: Any) -> Any:
-        return oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else begin
+        return oc_block // oc_blocks_per_group * blocks if geometry.groups > 1 else 0
 
     def element(n: Any, oc_block: Any, h: Any, w: Any, out: Any) -> Any:
         pixel = (h * stride_h + kernel_h * dilation_h - beside[0], w * stride_w + kernel_w * dilation_w - beside[1])

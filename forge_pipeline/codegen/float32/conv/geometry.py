@@ -108,13 +108,11 @@ def simplify(extent: Any) -> Any:
 
 
 def pad_image(
-    image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: bool = False, peel: bool = False,
-    read: slice | None = None,
-) -> te.Tensor:  # fmt: skip
+    image: te.Tensor, geometry: Geometry, filler: int = 0, *, by_rows: bool = False, peel: bool = False
+) -> te.Tensor:
     """Return ``image`` (axes 2 and 3 are height and width, in either layout) with the padding's zeros around it.
 
-    ``filler`` stands for zero where the image is quantized. ``read``: which of its blocks of channels; all where it has
-    no padding. ``by_rows``: the copy has a loop along the rows, from which
+    ``filler`` stands for zero where the image is quantized. ``by_rows``: the copy has a loop along the rows, from which
     TVM's loop partitioning takes the edges, so that there are no tests between them; ``peel``: `peel_padding` does.
     """
     top, left, bottom, right = geometry.padding
@@ -135,10 +133,8 @@ def pad_image(
         if right:
             conditions.append(mark(w < width + left))
         inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
-        pixel = image(n, c + (read.start if read else 0), h - top, w - left, *lane)
-        return tirx.if_then_else(inside, pixel, tirx.const(filler, image.dtype))
+        return tirx.if_then_else(inside, image(n, c, h - top, w - left, *lane), tirx.const(filler, image.dtype))
 
-    channels = read.stop - read.start if read else channels
     shape = (batch, channels, height + (top + bottom), width + (left + right), *lanes)
     attributes: dict[str, Any] = {primitives.FAMILY: primitives.PAD}
     if peel or not geometry.is_static:

@@ -103,3 +103,20 @@ def test_two_kernels_where_what_lies_between_stays_in_the_cache_or_much_is_compu
     chosen = plan(machine, blocks=12, steps=16, rows=window, columns=window, results=56)
     assert chosen.rows < 56
     assert 0 < chosen.twice < 0.1
+
+
+@runs_small
+def test_a_pointwise_convolution_of_groups_is_a_kernel_of_its_own() -> None:
+    random = np.random.default_rng(7)
+    weights = {
+        "w": (random.standard_normal((96, 16, 1, 1)) / 4).astype(np.float32),
+        "d": (random.standard_normal((96, 1, 3, 3)) / 3).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], group=2),
+        helper.make_node("Relu", ["c"], ["f"]),
+        helper.make_node("Conv", ["f", "d"], ["g"], group=96, pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("Relu", ["g"], ["y"]),
+    ]
+    source = model(nodes, {"x": (1, 32, 113, 111)}, weights)
+    assert_same(source, [{}], terms=96, tag=SMALL)
