@@ -6,7 +6,6 @@ is filled with it. An image with fewer channels than a vector has lanes is read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from forge_pipeline.codegen.float32.conv.direct import (
 from forge_pipeline.codegen.float32.conv.dynamic_shape import ROW_BLOCK
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.conv.groups import merge_groups
+from forge_pipeline.codegen.int8.conv.words import Entry, pack_int32, quantize_and_pack_int32
 from forge_pipeline.codegen.int8.isa.dot_product import (
     BYTES,
     PACKED,
@@ -41,7 +41,6 @@ from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS, EvenTile, choose_even_tile
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
-from forge_pipeline.codegen.layout.affine import Affine, Clip, stored
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
@@ -49,44 +48,6 @@ from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
 from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
-
-Entry = tuple[Affine, tuple[int, ...]]
-"""How a model's input is quantized, and the order of its axes that makes it an image."""
-
-
-def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
-    """Describe an image in plain form as int32 of ``k_inner`` channels each: (N, C / k_inner, H, W)."""
-    return _pack_int32(image.shape, image, k_inner)
-
-
-def quantize_and_pack_int32(image: te.Tensor, k_inner: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
-    """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
-    scale = tirx.const(affine.scale, "float32")
-
-    def read(*at: Any) -> Any:
-        place = [at[axes.index(axis)] for axis in range(len(axes))]
-        return stored(image(*place) / scale, affine, Clip())
-
-    return _pack_int32([image.shape[axis] for axis in axes], read, k_inner)
-
-
-def _pack_int32(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) -> te.Tensor:
-    batch, _, height, width = shape
-    channels = int(shape[1])
-
-    def element(n: Any, packed: Any, h: Any, w: Any) -> Any:
-        total: Any = None
-        for place in range(min(k_inner, channels)):
-            at = packed * k_inner + place
-            byte = read(n, at, h, w).astype("int32")
-            if channels > k_inner and channels % k_inner:
-                byte = tirx.if_then_else(at < channels, byte, 0)
-            byte = byte << (32 // k_inner * place) if place else byte
-            total = byte if total is None else total | byte
-        return total
-
-    return te.compute((batch, -(-channels // k_inner), height, width), element, name="to_words")
-
 
 NAME = "int8_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"

@@ -1,0 +1,47 @@
+"""A model's input as words of two or four channels, for the first convolution of a network of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from forge_pipeline.codegen.layout.affine import Affine, Clip, stored
+
+Entry = tuple[Affine, tuple[int, ...]]
+"""How a model's input is quantized, and the order of its axes that makes it an image."""
+
+
+def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
+    """Describe an image in plain form as int32 of ``k_inner`` channels each: (N, C / k_inner, H, W)."""
+    return _pack_int32(image.shape, image, k_inner)
+
+
+def quantize_and_pack_int32(image: te.Tensor, k_inner: int, affine: Affine, axes: tuple[int, ...]) -> te.Tensor:
+    """Describe the same of floats that are quantized on the way; ``axes`` puts them in the order N, C, H, W."""
+    scale = tirx.const(affine.scale, "float32")
+
+    def read(*at: Any) -> Any:
+        place = [at[axes.index(axis)] for axis in range(len(axes))]
+        return stored(image(*place) / scale, affine, Clip())
+
+    return _pack_int32([image.shape[axis] for axis in axes], read, k_inner)
+
+
+def _pack_int32(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) -> te.Tensor:
+    batch, _, height, width = shape
+    channels = int(shape[1])
+
+    def element(n: Any, packed: Any, h: Any, w: Any) -> Any:
+        total: Any = None
+        for place in range(min(k_inner, channels)):
+            at = packed * k_inner + place
+            byte = read(n, at, h, w).astype("int32")
+            if channels > k_inner and channels % k_inner:
+                byte = tirx.if_then_else(at < channels, byte, 0)
+            byte = byte << (32 // k_inner * place) if place else byte
+            total = byte if total is None else total | byte
+        return total
+
+    return te.compute((batch, -(-channels // k_inner), height, width), element, name="to_words")
