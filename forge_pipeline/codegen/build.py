@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from forge_pipeline.codegen.amx_permission import needed
+from forge_pipeline.codegen.amx.permission import needed
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.half_precision import check_arithmetic
 from forge_pipeline.codegen.lowering import pick_generator, run_steps

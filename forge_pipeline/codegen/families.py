@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from tvm.s_tir import Schedule
 
+from forge_pipeline.codegen.amx import products
+from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, PAIRS
 from forge_pipeline.codegen.float32 import (
     concat,
     elementwise,
@@ -54,7 +56,7 @@ from forge_pipeline.codegen.int8.ops import (
 )
 from forge_pipeline.codegen.int8.ops import matmul as int8_matmul
 from forge_pipeline.codegen.int8.ops import pool as int8_pool
-from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
+from forge_pipeline.codegen.int8.x86 import pmaddubsw
 from forge_pipeline.codegen.layout.builder import Handler
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.trees import kernel as trees
@@ -85,7 +87,8 @@ FAMILIES: Mapping[str, Family] = {
     "int8_conv3d": Family(handlers=int8_conv3d.HANDLERS),
     "int8_conv_transpose": Family(handlers=int8_conv_transpose.HANDLERS),
     int8_direct.NAME: Family(schedule=int8_direct.schedule),
-    amx.NAME: Family(schedule=amx.schedule),
+    BYTES_BY_BYTES.name: Family(schedule=products.schedule),
+    PAIRS.name: Family(schedule=products.schedule),
     kernels.NAME: Family(schedule=kernels.schedule),
     pmaddubsw.NAME: Family(schedule=pmaddubsw.schedule),
     int8_winograd.NAME: Family(schedule=int8_winograd.schedule),

@@ -9,6 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
+from forge_pipeline.codegen.amx import configuration
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.float32.conv.winograd import open_size
@@ -55,6 +56,8 @@ REWRITES: tuple[Rewrite, ...] = (
     open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers
     lane_reduction.split_chains,  # sums in lanes where vectors do not divide a row
     half_sums.sum_in_parts,  # sums of halves that are not too long
+    configuration.ask_for_next,  # the next panel of products in tiles
+    configuration.configure,  # threads that multiply in tiles
 )
 """What is done, in this order, to the loops of every scheduled kernel, since no schedule can."""
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.codegen.amx_permission import needed
+from forge_pipeline.codegen.amx.permission import needed
 from forge_pipeline.codegen.compile_process import Job, check_in_subprocess, compile_in_subprocess
 from forge_pipeline.codegen.options import ChannelLayout, FloatArithmetic, Options, OptLevel
 from forge_pipeline.codegen.verification.judge import Feed

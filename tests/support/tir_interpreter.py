@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from forge_pipeline.codegen.int8.isa.instruction import Instruction
+
 BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Min": np.minimum, "Max": np.maximum,
     "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "BitwiseXor": operator.xor, "BitwiseAnd": operator.and_,
@@ -49,6 +51,19 @@ def buffers_of(function: Any, fill: Callable[[str, str, tuple[int, ...]], Any], 
         view[...] = fill(parameter.name, dtype, shape)
         found[parameter.name] = Buffer(memory, strides)
     return found
+
+
+def numbers(instructions: tuple[Instruction, ...]) -> dict[int, Callable[..., Any]]:
+    """Return what instructions mean, by LLVM's numbers."""
+    from tvm.target import codegen
+
+    names = {
+        name: instruction.meaning
+        for instruction in instructions
+        for name in ([instruction.llvm] if isinstance(instruction.llvm, str) else instruction.llvm.values())
+    }
+    names["llvm.arithmetic.fence"] = lambda value: value
+    return {int(codegen.llvm_lookup_intrinsic_id(name)): meaning for name, meaning in names.items()}
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from forge_pipeline.codegen.tir import primitives
 
 CONVERSIONS = (
     "quantize", "dequantize", "finish_", "pack", "unpack", "T_concat", "T_reshape", "T_strided_slice", "T_transpose",
-    "unfold_depth", "fold_depth", "side_by_side",
+    "unfold_depth", "fold_depth", "side_by_side", "to_words",
 )  # fmt: skip
 """Beginnings of the names of blocks that go between integers and floats, scale sums of integers, or only copy."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import DataType, tirx
+from tvm.ir import Call, TensorLoad
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
@@ -69,15 +70,19 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
 
 def _keep(function: Any, _module: Any, _context: Any) -> Any:
-    asked = 0
+    asked, stored = 0, _stored_by_tiles(function.body)
 
-    def keep(allocation: tirx.AllocBuffer, _mutator: Any) -> tirx.AllocBuffer:
+    def keep(allocation: tirx.AllocBuffer, _mutator: Any) -> Any:
         nonlocal asked
         buffer = allocation.buffer
         if buffer.scope() != SCOPE or not 0 < _bytes(buffer) <= MOST_BYTES:
             asked += -(-_bytes(buffer) // ALIGNMENT) * ALIGNMENT
             return allocation
-        return tirx.AllocBuffer(buffer, {**dict(allocation.annotations), KEPT: tirx.IntImm("bool", 1)})
+        notes = {**dict(allocation.annotations), KEPT: tirx.IntImm("bool", 1)}
+        if not any(buffer.same_as(other) for other in stored):
+            return tirx.AllocBuffer(buffer, notes)
+        room, start = _aligned(buffer)
+        return tirx.SeqStmt([tirx.AllocBuffer(room, notes), tirx.DeclBuffer(buffer, data=start)])
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.AllocBuffer, keep), (tirx.Bind, _without_bounds)])
     kept = function.with_body(body)
@@ -85,6 +90,28 @@ def _keep(function: Any, _module: Any, _context: Any) -> Any:
     if noted is not None:
         noted.append(asked)
     return kept
+
+
+def _stored_by_tiles(body: Any) -> list[Any]:
+    """Return the buffers whose address an instruction is given that writes them, as those for AMX's tiles are."""
+    found: list[Any] = []
+
+    def note(call: Call) -> None:
+        inner = call.args[0] if call.args else None
+        if getattr(call.op, "name", "") == "tirx.address_of" and isinstance(inner, TensorLoad):
+            found.append(inner.source)
+
+    tvm_ffi.structural_walk(body, [(Call, note)])
+    return found
+
+
+def _aligned(buffer: Any) -> tuple[Any, Any]:
+    """Return a buffer with room for one at a line of the cache, and where that begins: TVM aligns to 16 bytes."""
+    item = DataType(str(buffer.dtype)).bits // 8
+    room = tirx.decl_buffer((_bytes(buffer) // item + ALIGNMENT // item,), buffer.dtype, buffer.name, scope=SCOPE)
+    at = tirx.reinterpret("int64", tirx.address_of(tirx.BufferLoad(room, [0])))
+    place = (at + tirx.const(ALIGNMENT - 1, "int64")) & tirx.const(-ALIGNMENT, "int64")
+    return room, tirx.call_intrin(buffer.data.ty, "tirx.reinterpret", place)
 
 
 def _without_bounds(bind: tirx.Bind, _mutator: Any) -> tirx.Bind:

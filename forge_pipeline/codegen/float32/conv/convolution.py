@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from tvm import relax
 
+from forge_pipeline.codegen.amx import bfloat16 as bfloat16_amx
 from forge_pipeline.codegen.float32.conv import channels_last, depthwise, dilated, direct
 from forge_pipeline.codegen.float32.conv.computed_weights import weights_of
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, conv1d_geometry, conv2d_geometry
@@ -19,7 +20,7 @@ from forge_pipeline.codegen.float32.conv.winograd import fixed_size as winograd
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value, dtype_of, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 
-ALGORITHMS = (channels_last, depthwise, dilated, winograd, direct)
+ALGORITHMS = (channels_last, depthwise, bfloat16_amx, dilated, winograd, direct)
 """Asked in this order for a value; `direct` takes what the others leave."""
 
 OF_COMPUTED = (depthwise, direct)

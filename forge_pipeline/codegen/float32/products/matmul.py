@@ -10,6 +10,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.s_tir import Schedule
 
+from forge_pipeline.codegen.amx import bfloat16 as bfloat16_amx
 from forge_pipeline.codegen.float32.products import open_matmul, row_matmul
 from forge_pipeline.codegen.float32.products.open_matmul import PANEL, SERIAL_WORK
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
@@ -45,6 +46,9 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if weight is not None and weight.ndim == 2:
         family = NAME if _rows_together(shape_of(left)[:-1]) == 1 else open_matmul.NAME
         machine = graph.machine.computing(str(weight.dtype))
+        tiled = bfloat16_amx.emit_product(graph, operands[0], tuple(shape_of(left)), weight)
+        if tiled is not None:
+            return Value(plain=tiled)
         source = graph.plain(operands[0])
         if machine.multiplies_pairs(_rows_together(shape_of(left)[:-1])) and weight.shape[0] % 2 == 0:
             source, steps = in_pairs(graph, operands[0]), steps // 2

@@ -15,8 +15,9 @@ from forge_pipeline.codegen.int8.deferred_sums import DeferredSums, quantized_op
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, WEIGHTS, DotProduct, products, tensorize, to_int16
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.neon import kernels
+from forge_pipeline.codegen.int8.ops import amx_matmul
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
-from forge_pipeline.codegen.int8.x86 import amx, pmaddubsw
+from forge_pipeline.codegen.int8.x86 import pmaddubsw
 from forge_pipeline.codegen.layout.affine import Affine, Clip
 from forge_pipeline.codegen.layout.builder import Array, Extent, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import (
@@ -55,7 +56,7 @@ class Product(DeferredSums):
         together = self.shape[:-1][-2:] if is_open else self.shape[:-1]  # what flatten_pixels makes one axis of
         rows = next((extent for extent in together if not isinstance(extent, int)), primitives.product(together))
         left = graph.plain(self.source)
-        is_read_whole = _is_matrix(self.shape) and not graph.machine.amx  # tiles of AMX read two axes
+        is_read_whole = _is_matrix(self.shape)
         keeps_axes = len(self.shape) == 2 or is_open or is_read_whole
         if not keeps_axes:
             left = graph.emit(relax.op.reshape(left, (rows, self.weight.shape[0])))
@@ -78,7 +79,7 @@ def emit_panels(graph: Graph, left: relax.Expr, rows: Any, weight: Array, epilog
 
 
 ALGORITHMS = (
-    Algorithm("amx", "`compile.amx`, and half of the tiles would be filled", amx.emit_product),
+    Algorithm("amx", "`compile.amx`, and a third of the tiles would be filled", amx_matmul.emit),
     Algorithm("micro_kernel", "NEON, where four rows share what they load in fewer cycles", kernels.emit_product),
     Algorithm(
         "pmaddubsw",

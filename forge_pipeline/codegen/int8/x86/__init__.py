@@ -1,1 +1,1 @@
-"""What is particular to bytes on x86: pmaddubsw, AMX, and stores that narrow."""
+"""What is particular to bytes on x86: pmaddubsw, and stores that narrow."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import s_tir, te, tirx
-from tvm.ir import Range
+from tvm.ir import Range, TensorLoad
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -145,24 +145,29 @@ def _block(block: Any, count: int) -> Any:
     lanes, zero = int(notes[LANES]), int(notes[ZERO])
     (read,) = (region for region in block.reads)
     source, target = read.source, store.buffer
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
+    from_ = next(load for load in loads if load.source.same_as(source))
     fresh = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in block.iter_vars}
     axes = [tirx.IterVar(axis.dom, fresh[axis.var], axis.iter_type) for axis in block.iter_vars]
-    *outer, pixel, lane = (rewriting.substitute(index, fresh.get) for index in store.indices)
+    read_at, stored_at = ([rewriting.substitute(index, fresh.get) for index in of.indices] for of in (from_, store))
 
-    def place(offset: int, width: int) -> list[Any]:
+    def place(indices: list[Any], offset: int, width: int) -> list[Any]:
+        *outer, pixel, lane = indices
         first = tirx.const(0, lane.ty.dtype)
         return [*outer, pixel + offset if offset else pixel, tirx.Ramp(first, tirx.const(1, lane.ty.dtype), width)]
 
-    floats = [tirx.BufferLoad(source, place(offset, lanes)) for offset in range(count)]
+    floats = [tirx.BufferLoad(source, place(read_at, offset, lanes)) for offset in range(count)]
     value = narrow(floats, lanes, zero, int(notes[LOW]), int(notes[HIGH]))
 
-    def region(buffer: Any) -> Any:
+    def region(buffer: Any, indices: list[Any]) -> Any:
+        *outer, pixel, lane = indices
         ranges = [Range.from_min_extent(index, 1) for index in outer]
         ranges += [Range.from_min_extent(pixel, count), Range.from_min_extent(tirx.const(0, lane.ty.dtype), lanes)]
         return tirx.BufferRegion(buffer, ranges)
 
-    body = tirx.BufferStore(target, value, place(0, lanes * count))
-    return s_tir.SBlock(axes, [region(source)], [region(target)], block.name_hint, body)
+    body = tirx.BufferStore(target, value, place(stored_at, 0, lanes * count))
+    return s_tir.SBlock(axes, [region(source, read_at)], [region(target, stored_at)], block.name_hint, body)
 
 
 def narrow(floats: Sequence[Any], lanes: int, zero: int, low: int, high: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -10,30 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_pipeline.codegen.amx import tiles
 from forge_pipeline.codegen.int8.conv import convolution
-from forge_pipeline.codegen.int8.isa import amx, chain, dot_product, pmaddubsw
+from forge_pipeline.codegen.int8.isa import chain, dot_product, pmaddubsw
 from forge_pipeline.codegen.int8.isa.instruction import Instruction
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.int8.ops import matmul
 from forge_pipeline.target.description import DotProduct
 from tests.support.paths import ROOT
-from tests.support.tir_interpreter import Interpreter, buffers_of
+from tests.support.tir_interpreter import Interpreter, buffers_of, numbers
 
 DOCUMENT = ROOT / "docs" / "integer_code.md"
 ENDS = np.array([0, 1, 127, 128, 254, 255])
-
-
-def numbers(instructions: tuple[Instruction, ...]) -> dict[int, Callable[..., Any]]:
-    """Return what instructions mean, by LLVM's numbers."""
-    from tvm.target import codegen
-
-    names = {
-        name: instruction.meaning
-        for instruction in instructions
-        for name in ([instruction.llvm] if isinstance(instruction.llvm, str) else instruction.llvm.values())
-    }
-    names["llvm.arithmetic.fence"] = lambda value: value
-    return {int(codegen.llvm_lookup_intrinsic_id(name)): meaning for name, meaning in names.items()}
 
 
 def expect_same(
@@ -61,7 +49,7 @@ def expect_same(
             return some - 128 if dtype == "int8" else some
 
         buffers = buffers_of(function, fill, gap=64)
-        Interpreter(buffers, numbers(instructions), amx.Tiles()).run(function)
+        Interpreter(buffers, numbers(instructions)).run(function)
         results.append(buffers["C"].memory)
     if offset:
         results[0] -= offset * buffers["B"].memory.reshape(results[0].size, -1).sum(axis=1, dtype=np.int32)
@@ -191,24 +179,6 @@ def test_saturating_pairs_add_what_their_pattern_adds_for_packed_weights(lanes: 
     np.testing.assert_array_equal(*results)
 
 
-@pytest.mark.parametrize(("chunks", "mr", "nr"), [(1, 1, 1), (3, 1, 2), (2, 2, 1), (2, 2, 2)])
-def test_the_instructions_of_tiles_add_what_their_pattern_adds(chunks: int, mr: int, nr: int) -> None:
-    expect_same(amx.intrinsic(chunks, mr, nr), amx.INSTRUCTIONS, seed=chunks, least=-128)
-
-
-def test_tiles_that_are_not_configured_or_do_not_go_together_are_refused() -> None:
-    tiles = amx.Tiles()
-    memory = np.array(amx.CONFIGURATION, np.int64).view(np.uint8)
-    for wrong in (lambda: tiles.load(0, memory, 64), lambda: tiles.multiply(0, 1, 2), tiles.release):
-        with pytest.raises(ValueError, match="tiles"):
-            wrong()
-    tiles.configure(memory)
-    with pytest.raises(ValueError, match="tiles"):
-        tiles.multiply(0, 0, 1)
-    with pytest.raises(ValueError, match="tiles"):
-        tiles.configure(memory + 1)
-
-
 def test_a_target_names_one_of_the_instruction_sets_or_none() -> None:
     assert set(get_args(DotProduct)) == {*INSTRUCTION_SETS, "none"}
 
@@ -230,7 +200,8 @@ def described() -> Iterator[tuple[str, ...]]:
             yield f"`{name}`", serves, listed(entry.instructions), str(entry.k_inner), dtype, count
         if isa.saturating_pairs:
             yield f"`{name}`", "one group", listed(pmaddubsw.INSTRUCTIONS), str(pmaddubsw.K_INNER), "uint8", "3"
-    yield "any, `compile.amx`", "tiles", listed(amx.INSTRUCTIONS), str(amx.BYTES), "uint8", "1 for 16"
+    used = (tiles.TILEZERO, tiles.TILELOADD, tiles.TDPBUSD, tiles.TILESTORED)
+    yield "any, `compile.amx`", "tiles", listed(used), str(tiles.BYTES), "uint8", "1 for 16"
 
 
 def listed(instructions: tuple[Instruction, ...]) -> str:

@@ -9,9 +9,10 @@ from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.target import Target
 
 GENERATOR = "tiled"
-FEATURE = "amx-int8"
-FLAGS = ("amx_int8", "amx_tile")
-"""What LLVM calls it, and what Linux calls what a CPU must have for it."""
+FEATURES = {"float32": ("amx-int8", "multiplies bytes"), "bfloat16": ("amx-bf16", "multiplies bfloat16")}
+"""What LLVM calls the products that a model is computed with, by ``compile.float_arithmetic``, and a person does."""
+TILES = "amx_tile"
+"""What Linux calls the registers; products as LLVM does, with another dash."""
 
 
 def needed(target: Target, options: Options) -> Target:
@@ -29,20 +30,21 @@ def needed(target: Target, options: Options) -> Target:
             found=options.generator,
             fix="leave compile.amx false, or compile.generator auto",
         )
-    if target.kind != "llvm" or not _has_tiles(target):
+    feature, does = FEATURES.get(options.float_arithmetic, FEATURES["float32"])
+    if target.kind != "llvm" or not _has(target, feature):
         raise TargetError(
             where="compile.amx",
-            expected="a target whose CPU multiplies bytes in AMX's tiles, such as intel/sapphire-rapids",
-            found=f"{target.tag} ({target.cpu}), which has no {FEATURE}",
+            expected=f"a target whose CPU {does} in AMX's tiles, such as intel/sapphire-rapids",
+            found=f"{target.tag} ({target.cpu}), which has no {feature}",
             fix="leave compile.amx false: vectors compute the same",
         )
-    return replace(target, cpu_flags=tuple(sorted({*target.cpu_flags, *FLAGS})))
+    return replace(target, cpu_flags=tuple(sorted({*target.cpu_flags, TILES, feature.replace("-", "_")})))
 
 
-def _has_tiles(target: Target) -> bool:
+def _has(target: Target, feature: str) -> bool:
     if target.arch != "x86_64":
         return False
     machine = target.tvm()  # imports the compiler as it must be imported
     from tvm.target import codegen
 
-    return FEATURE in codegen.llvm_get_cpu_features(machine)
+    return feature in codegen.llvm_get_cpu_features(machine)

@@ -1,0 +1,192 @@
+"""Products in AMX's tiles: rows of 64 bytes times packed weights, and the loops around the tiles.
+
+An image or a matrix is copied first so that every row of a tile is a line of the cache (`rows`). A block of rows that
+stays in the second cache is multiplied by all panels of weights, one after the other. Sums pass through memory once,
+where all that follows a product is applied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from forge_pipeline.codegen.amx import operands
+from forge_pipeline.codegen.amx.configuration import LAST, TILES
+from forge_pipeline.codegen.amx.lines import MATRIX, PIECE, Taps
+from forge_pipeline.codegen.amx.operands import ALL, Operands, round_up
+from forge_pipeline.codegen.amx.tiles import BYTES, LANES, ROWS, WORDS
+from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.int8.x86 import narrow_store
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine
+
+WIDTH = "forge.amx_width"
+"""The annotation of sums: pixels of a row of results over an image, 0 over a matrix."""
+SMALL = 8
+"""The part of the second cache, one of so many, that a block of rows fills beside weights that stay there."""
+STORED_TOGETHER = 4
+
+
+def is_worth(of: Operands, rows: int, shape: tuple[int, ...]) -> bool:
+    """Return whether enough of the tiles is filled by so many rows times weights (parts, steps, columns)."""
+    parts, steps, columns = shape
+    height, width = (round_up(extent, ROWS * operands.tiles_of(extent)) for extent in (rows, columns))
+    return rows * parts * steps * columns >= of.worth * height * parts * round_up(steps, of.steps) * width
+
+
+def of_matrix(
+    sums: te.Tensor, shape: Sequence[Any], columns: int, then: Callable[[Any, Any], Any], name: str
+) -> te.Tensor:
+    """Describe ``then(sum, column)`` of a product of matrices as (.., rows, columns); ``shape`` is (.., rows)."""
+    extents = [int(extent) for extent in shape]
+    width = LANES * int(sums.shape[3])
+
+    def element(*at: Any) -> Any:
+        *row, n = at
+        return then(sums(0, n // width, _row_of(row, extents), n % width // LANES, n % LANES), n)
+
+    return te.compute((*extents, columns), element, name=name)
+
+
+def of_image(sums: te.Tensor, geometry: Geometry) -> Callable[..., Any]:
+    """Return what reads sums by the place of a result in blocks."""
+    nr, width = int(sums.shape[3]), geometry.output[1]
+    return lambda n, oc_block, h, w, lane: sums(n, oc_block // nr, h * width + w, oc_block % nr, lane)
+
+
+def _row_of(place: Sequence[Any], extents: Sequence[int]) -> Any:
+    """Return which row of all is at a place of leading axes."""
+    return sum(index * math.prod(extents[axis + 1 :]) for axis, index in enumerate(place))
+
+
+def sums_of(lines: te.Tensor, panels: te.Tensor, of: Operands, rows: int, taps: Taps = MATRIX) -> te.Tensor:
+    """Describe the sums (image, panel, row or pixel, tile side by side, column) of lines times packed weights."""
+    batch, phases, chunks, *_ = lines.shape
+    count, parts, nr = (int(extent) for extent in panels.shape[:3])
+    chunks = int(chunks)
+    part, chunk = te.reduce_axis((0, parts // chunks), "part"), te.reduce_axis((0, chunks), "chunk")
+    words = te.reduce_axis((0, WORDS), "word")
+    step = te.reduce_axis((tirx.const(0, "int64"), tirx.const(of.at_once, "int64")), "step")
+
+    def element(n: Any, panel: Any, m: Any, v: Any, column: Any) -> Any:
+        down = part * taps.apart
+        phase = down % taps.stride if int(phases) > 1 else 0
+        line = (n, phase, chunk, m + down // taps.stride * taps.width)
+        term = of.describe(
+            lambda word: lines(*line, word), panels, (panel, part * chunks + chunk, v), words, column, step
+        )
+        return te.sum(term, axis=[part, chunk, words, *([step] if of.loops else [])])
+
+    attributes = {primitives.FAMILY: of.name, WIDTH: taps.width}
+    return te.compute((batch, count, rows, nr, LANES), element, name="sums", attrs=attributes)
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Multiply blocks of rows by panels, tile by tile; then what follows, from memory."""
+    of, anchor = _found(sch)
+    width = int(sch.get(anchor).annotations[WIDTH])
+    before, last = primitives.split_around(sch, anchor)
+    stored = sch.cache_write(anchor, 0, "local")
+    n, panel, m, v, column, part, chunk, *word = sch.get_loops(anchor)
+    of = next(
+        each for each in ALL if (each.name, each.left) == (of.name, str(sch.get(before[-1]).writes[0].source.ty.dtype))
+    )
+    panels, rows, nr, parts, chunks = (primitives.static(sch, loop) for loop in (panel, m, v, part, chunk))
+    mr = operands.tiles_of(rows)
+    tiles = rows // (ROWS * mr)
+    work = panels * rows * nr * parts * chunks * BYTES * LANES
+    held = primitives.product(primitives.extents(sch, before[-1])) * (BYTES // of.items)
+    weights = panels * nr * parts * chunks * BYTES * LANES
+    of_block = tiles_of_block(machine, tiles, held // tiles, weights)
+    m_block, m_out, m_in = sch.split(m, [None, of_block, ROWS * mr])
+    tile = [v, column] if nr > 1 else [sch.fuse(v, column)]  # loops of one turn are none to what TVM compares
+    sch.reorder(n, m_block, panel, m_out, part, chunk, m_in, *tile, *word)
+    in_blocks = tiles // of_block >= machine.cores or panels == 1
+    shared = primitives.fuse(sch, [n, m_block] if in_blocks else [n, m_block, panel])
+    sch.reverse_compute_at(stored, m_out)
+    _finish(sch, last, m_out, width, machine)
+    *others, lines = before
+    for block in others:
+        primitives.schedule_elementwise(sch, block, machine)
+    _copy(sch, lines, shared if in_blocks and tiles > of_block else None, width, machine)
+    primitives.parallel_if_worth(sch, shared, work)
+    sch.annotate(shared, TILES, 1)
+    sch.annotate(m_out, LAST, 1)
+    zeros = sch.decompose_reduction(anchor, part)
+    sch.tensorize(m_in, operands.add_products(of, mr, nr))
+    sch.tensorize(sch.get_loops(zeros)[-1 - len(tile)], operands.clear(of, mr, nr))
+    sch.tensorize(sch.get_loops(stored)[-1 - len(tile)], operands.store(of, mr, nr))
+
+
+def _found(sch: Schedule) -> tuple[Operands, SBlockRV]:
+    """Return what is multiplied, and the block that does."""
+    blocks = primitives.blocks(sch)
+    lines = next(block for block in blocks if PIECE in sch.get(block).annotations)
+    left = str(sch.get(lines).writes[0].source.ty.dtype)
+    return next(
+        (of, block) for of in ALL for block in blocks if (primitives.family_of(sch, block), left) == (of.name, of.left)
+    )
+
+
+def tiles_of_block(machine: Machine, tiles: int, size: int, weights: int) -> int:
+    """Return how many tiles of rows, each ``size`` bytes of lines, are multiplied by a panel before the next is.
+
+    Weights that stay in the second cache are read from it for each block, so that lines need little of it; others come
+    from behind it, for as few blocks as lines have room for.
+    """
+    room = machine.l2 // (SMALL if weights <= machine.l2 // 2 else 2) // size
+    return max(count for count in range(1, tiles + 1) if tiles % count == 0 and count <= max(1, room))
+
+
+def _finish(sch: Schedule, last: SBlockRV, tile: LoopRV, width: int, machine: Machine) -> None:
+    """Do what follows a product with each tile of sums, as it lies in memory."""
+    packs = narrow_store.is_packed(sch, last)
+    *rows, _ = map(sch.get, sch.get_loops(last))
+    if width:
+
+        def flat(n: Any, oc_block: Any, h: Any, w: Any, lane: Any) -> tuple[Any, ...]:
+            return n, oc_block, h * width + w, lane
+
+        for block in sch.get_producers(last) if packs else []:
+            sch.transform_layout(block, ("write", 0), flat)
+            sch.transform_block_layout(block, flat)
+        sch.transform_block_layout(last, flat)
+    elif len(rows) > 1:
+        extents = [int(loop.extent) for loop in rows]
+
+        def together(*at: Any) -> tuple[Any, ...]:
+            return _row_of(at[:-1], extents), at[-1]
+
+        sch.transform_block_layout(last, tirx.IndexMap.from_func(together, ndim=len(extents) + 1, index_dtype="int64"))
+    stores = narrow_store.compute_at(sch, last, tile)
+    if not packs:
+        primitives.vectorize_where_filled(sch, last, machine.lanes)
+        return
+    *_, pixel, lane = sch.get_loops(last)
+    few, pixel = sch.split(pixel, [None, STORED_TOGETHER])
+    sch.compute_at(stores[0], few)
+    for block in stores:
+        *_, pixel, lane = sch.get_loops(block)
+        sch.vectorize(lane)
+    sch.unroll(pixel)
+
+
+def _copy(sch: Schedule, lines: SBlockRV, shared: LoopRV | None, width: int, machine: Machine) -> None:
+    """Copy rows to lines: of all rows first, or of a block of them when it is ``shared`` out."""
+    if shared is not None:
+        sch.compute_at(lines, shared, preserve_unit_loops=True)
+    *outer, chunk, row, step = sch.get_loops(lines)
+    size = primitives.static(sch, row)
+    each = width if width and shared is None else ROWS if size % ROWS == 0 else size
+    row_block, row = sch.split(row, [None, each])
+    piece, lane = sch.split(step, [None, int(sch.get(lines).annotations[PIECE])])
+    sch.reorder(row_block, chunk, row, piece, lane)
+    sch.vectorize(lane)
+    if shared is None:
+        work = primitives.product(primitives.extents(sch, lines))
+        primitives.parallel_if_worth(sch, primitives.fuse(sch, [*outer, row_block]), work)
