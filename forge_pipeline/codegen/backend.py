@@ -15,6 +15,7 @@ import tvm
 from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
 
+from forge_pipeline.codegen.amx.permission import uses_tiles
 from forge_pipeline.codegen.calls import check_calls
 from forge_pipeline.codegen.cuda import check_constants, compile_kernels_with_nvcc
 from forge_pipeline.codegen.entries import entries
@@ -300,7 +301,7 @@ def _describe(work: Lowering) -> dict[str, Any]:
             "float16": options.float16,
             "float_arithmetic": options.float_arithmetic,
             "channel_layout": options.channel_layout,
-            "amx": options.amx,
+            "amx": uses_tiles(work.target, options),
             **({"workspace": work.workspace, "stack": work.stack} if options.relocatable else {}),
             "fallbacks": [
                 {"operator": item.operator, "shape": list(item.shape), "share": item.share} for item in work.fallbacks

@@ -21,11 +21,11 @@ class Options:
     precision and, on a GPU, computes in it wherever an operator permits, with the model's own dtypes at its
     interface. ``float_arithmetic`` is what a CPU computes products and convolutions in, and what goes on with their
     results; with bfloat16, products by constant weights only, whose sums are float32. ``channel_layout`` is where
-    convolutions keep their channels; None leaves the choice to the generator. ``amx``: products of bytes may use
-    Intel's tile registers, for which a process must ask its system. ``dims`` are sizes of open extents, by name,
-    that get functions of their own; ``open_form``: one for any other size is there too. ``relocatable``: the code
-    is an object for a linker, not a shared object. ``state``: the output that each input is of the call before,
-    which a session keeps, or `auto`; ``state_max``: to how many tokens a cache grows.
+    convolutions keep their channels; None leaves the choice to the generator. ``amx``: products of bytes
+    and of bfloat16 may use Intel's tile registers; None: where the target promises them. ``dims`` are sizes of open
+    extents, by name, that get functions of their own; ``open_form``: one for any other size is there too.
+    ``relocatable``: the code is an object for a linker, not a shared object. ``state``: the output that each input is
+    of the call before, which a session keeps, or `auto`; ``state_max``: to how many tokens a cache grows.
     """
 
     generator: str
@@ -33,7 +33,7 @@ class Options:
     float16: bool
     channel_layout: ChannelLayout | None
     float_arithmetic: FloatArithmetic = "float32"
-    amx: bool = False
+    amx: bool | None = None
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     open_form: bool = True
     relocatable: bool = False

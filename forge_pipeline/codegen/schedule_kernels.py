@@ -9,7 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from forge_pipeline.codegen.amx import configuration
+from forge_pipeline.codegen.amx import configuration, rows
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.float32.conv.winograd import open_size
@@ -50,6 +50,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tensorize_rest,  # instructions for what no condition surrounds any more
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
+    rows.bound_groups,  # nor one without a row
     prefetch.prefetch_weights,  # the next panel's lines
     last_tiles.part,  # the last tile of a row, where it is smaller
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
@@ -95,7 +96,7 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
             done[variable] = function.with_attr("tirx.is_scheduled", True)
             generic[variable.name_hint] = "its loops are TVM's: sorting, or a running sum"
             continue
-        kernel = open_size.by_tiles(flatten_pixels.flatten(function))
+        kernel = rows.by_groups(open_size.by_tiles(flatten_pixels.flatten(function)))
         done[variable], rules[variable], reason = _scheduled(kernel, machine.computing(computed_in(kernel)))
         if reason is not None:
             generic[variable.name_hint] = reason

@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import tvm
 
+from forge_pipeline.codegen.amx.permission import uses_tiles
 from forge_pipeline.codegen.layout.origins import Nodes, Origins
 from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
 from forge_pipeline.codegen.options import Options
@@ -115,7 +116,7 @@ class Lowering:
         """The CPU as schedules see it."""
         arithmetic = self.options.float_arithmetic
         machine = Machine.of(self.target, halves=arithmetic == "float16")
-        return replace(machine, amx=self.options.amx, pairs=arithmetic == "bfloat16")
+        return replace(machine, amx=uses_tiles(self.target, self.options), pairs=arithmetic == "bfloat16")
 
 
 def modules_text(work: Lowering) -> str:

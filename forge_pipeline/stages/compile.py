@@ -43,7 +43,7 @@ class Config:
     set_float16: bool
     float_arithmetic: FloatArithmetic
     set_channel_layout: ChannelLayout | None
-    amx: bool
+    amx: bool | None
     open_form: bool
     export_relax: bool
     uuid: str | None

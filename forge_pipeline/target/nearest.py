@@ -14,6 +14,7 @@ GAINS: Final[Mapping[str, str]] = {
     "avx512f": "vectors of 512 bits",
     "avx_vnni": "products of bytes",
     "avx512_vnni": "products of bytes",
+    "amx_int8": "products in tiles",
     "asimddp": "products of bytes",
     "i8mm": "products of matrices of bytes",
 }

@@ -58,7 +58,9 @@ def test_the_flags_that_a_target_asks_for_are_those_that_llvm_uses_for_its_cpu(t
     target = BY_TAG[tag]
     words = CPUINFO_FLAGS[target.arch]
     uses = set(map(str, codegen.llvm_get_cpu_features(dataclasses.replace(target, kind="llvm", cuda_arch=None).tvm())))
-    assert sorted(words[name] for name in uses if name in words) == sorted(target.cpu_flags)
+    tiles = {flag for flag in target.cpu_flags if flag.startswith("amx_")}  # a machine may have its CPU without them
+    assert {flag.replace("_", "-") for flag in tiles} <= uses
+    assert {words[name] for name in uses if name in words} == {*target.cpu_flags} - tiles
 
 
 @pytest.mark.parametrize("tag", sorted(BY_TAG))

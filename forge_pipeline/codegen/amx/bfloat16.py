@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -12,10 +11,17 @@ from forge_pipeline.codegen.amx.lines import (
     lines_of_image,
     lines_of_matrix,
     taps_in_rows,
-    taps_of_image,
 )
-from forge_pipeline.codegen.amx.operands import PAIRS, WORDS_OF_PAIRS, rows_of
-from forge_pipeline.codegen.amx.products import is_worth, of_image, of_matrix, sums_of
+from forge_pipeline.codegen.amx.operands import PAIRS, WORDS_OF_PAIRS
+from forge_pipeline.codegen.amx.products import (
+    is_worth,
+    of_image,
+    of_matrix,
+    sums_of,
+    sums_of_image,
+    typical_pixels,
+    typical_rows,
+)
 from forge_pipeline.codegen.amx.tiles import LANES
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
@@ -24,12 +30,11 @@ from forge_pipeline.codegen.tir import bfloat16_pairs
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
     """Emit a convolution of one group; the result is blocked. None where vectors serve as well."""
-    machine, rows = graph.machine, math.prod(geometry.output) if geometry.is_static else 0
+    machine, rows = graph.machine, typical_pixels(geometry)
     if not (machine.amx and machine.pairs) or machine.lanes != LANES or geometry.groups != 1 or graph.channels_last:
         return None
-    if rows == 0:
-        return None
-    planes = Planes.of(geometry, PAIRS.at_once) if geometry.channels < LANES and not graph.is_blocked(source) else None
+    has_planes = geometry.is_static and geometry.channels < LANES and not graph.is_blocked(source)
+    planes = Planes.of(geometry, PAIRS.at_once) if has_planes else None
     if planes is not None and is_worth(PAIRS, rows, (packed := planes.pack(weight)).shape):
         image = graph.kernel(planes_of, graph.plain(source), name="pairs_of_channels", geometry=planes.padded)
         panels = graph.constant(PAIRS.pack(packed))
@@ -43,13 +48,13 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
 
 def emit_product(graph: Graph, source: Value, shape: tuple[Any, ...], weight: Array) -> relax.Expr | None:
     """Emit (.., rows, steps), which is of ``shape``, times (steps, columns); None where vectors serve as well."""
-    machine, rows = graph.machine, shape[:-1]
-    if not (machine.amx and machine.pairs) or not all(isinstance(extent, int) for extent in rows):
-        return None
-    if not is_worth(PAIRS, math.prod(rows), (1, *weight.shape)):
+    if not (graph.machine.amx and graph.machine.pairs) or not is_worth(
+        PAIRS, typical_rows(shape[:-1]), (1, *weight.shape)
+    ):
         return None
     panels = graph.constant(PAIRS.pack(weight[None]))
-    return graph.kernel(multiply, graph.plain(source), panels, name="dense", columns=weight.shape[1])
+    rows = graph.plain(source) if graph.is_input(source) else graph.bits(source)
+    return graph.kernel(multiply, rows, panels, name="dense", columns=weight.shape[1])
 
 
 def multiply(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
@@ -61,9 +66,10 @@ def multiply(left: te.Tensor, panels: te.Tensor, columns: int) -> te.Tensor:
 
 def convolve(image: te.Tensor, panels: te.Tensor, geometry: Geometry) -> te.Tensor:
     """Describe the convolution of a blocked image in bfloat16 with packed weights."""
-    lines, pixels = lines_of_image(image, PAIRS, geometry, 0), rows_of(math.prod(geometry.output))
-    sums = of_image(sums_of(lines, panels, PAIRS, pixels, taps_of_image(geometry)), geometry)
-    return te.compute(blocked_shape(image, geometry), sums, name="convolve")
+    geometry = geometry.of(image)
+    lines, taps = lines_of_image(image, PAIRS, geometry, 0)
+    sums = sums_of_image(lines, panels, PAIRS, geometry, taps)
+    return te.compute(blocked_shape(image, geometry), of_image(sums, geometry, taps), name="convolve")
 
 
 def planes_of(image: te.Tensor, geometry: Geometry) -> te.Tensor:
@@ -83,9 +89,9 @@ def planes_of(image: te.Tensor, geometry: Geometry) -> te.Tensor:
 
 def convolve_planes(image: te.Tensor, panels: te.Tensor, planes: Planes) -> te.Tensor:
     """Describe the convolution of padded planes of pairs with packed weights."""
-    pixels = rows_of(math.prod(planes.geometry.output))
-    sums = sums_of(planes.lines(image), panels, WORDS_OF_PAIRS, pixels, planes.taps)
-    return te.compute(blocked_shape(image, planes.geometry), of_image(sums, planes.geometry), name="convolve")
+    geometry, taps = planes.geometry, planes.taps
+    sums = sums_of_image(planes.lines(image), panels, WORDS_OF_PAIRS, geometry, taps)
+    return te.compute(blocked_shape(image, geometry), of_image(sums, geometry, taps), name="convolve")
 
 
 def blocked_shape(image: te.Tensor, geometry: Geometry) -> tuple[Any, ...]:

@@ -15,13 +15,12 @@ import numpy as np
 from tvm import te, tirx
 
 from forge_pipeline.codegen.amx.operands import Operands, round_up, rows_of
-from forge_pipeline.codegen.amx.tiles import WORDS
+from forge_pipeline.codegen.amx.rows import LINES, Rows, group_of, groups_of
+from forge_pipeline.codegen.amx.tiles import BYTES, WORDS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.layout.builder import Array
 from forge_pipeline.codegen.tir import bfloat16_pairs
 
-LINES: Final = "lines"
-"""The name of the copy."""
 PIECE: Final = "forge.amx_piece"
 """The annotation of the copy: how many numbers, one after the other, are one after the other where they come from."""
 
@@ -30,40 +29,49 @@ PIECE: Final = "forge.amx_piece"
 class Taps:
     """Part number p of a kernel's rows reads lines p * ``apart`` rows of the image further down than the first.
 
-    Results are ``stride`` rows apart, ``width`` to a row; lines of each row of a stride are together, a phase.
+    Results are ``stride`` rows apart, ``width`` to a row; lines of each row of a stride are together, a phase. Of an
+    image of any size, so many pixels are a ``group``.
     """
 
     apart: int
     stride: int
-    width: int
+    width: Any
+    group: int = 0
 
     def phases(self, parts: int) -> int:
         """Return how many rows of a stride so many parts read, or their number where that is a part of it."""
         return self.stride if parts > 1 and self.apart % self.stride else 1
 
-    def lines(self, parts: int, pixels: int) -> int:
-        """Return how many lines of a phase are read for so many pixels, in whole rows."""
-        return -(-(pixels + (parts - 1) * self.apart // self.stride * self.width) // self.width) * self.width
+    def lines(self, parts: int, pixels: Any) -> Any:
+        """Return how many lines of a phase are read for so many pixels, in whole rows where the width is a number."""
+        last = pixels + (parts - 1) * self.apart // self.stride * self.width
+        return last if self.group else -(-last // self.width) * self.width
 
 
 MATRIX: Final = Taps(apart=1, stride=1, width=0)
 """Of products that have one part."""
 
 
-def taps_of_image(geometry: Geometry) -> Taps:
-    """Return how parts, each a row of a kernel, read lines of an image in blocks."""
-    return Taps(apart=geometry.dilation[0], stride=geometry.strides[0], width=geometry.output[1])
+def taps_of_image(geometry: Geometry, size: int) -> Taps:
+    """Return how parts, each a row of a kernel, read lines of an image in blocks, ``size`` bytes for each pixel."""
+    group = 0 if geometry.is_static else group_of(size)
+    return Taps(apart=geometry.dilation[0], stride=geometry.strides[0], width=geometry.output[1], group=group)
 
 
-def lines_of_image(image: te.Tensor, of: Operands, geometry: Geometry, zero: int) -> te.Tensor:
-    """Describe the copy of an image in blocks: (image, phase, chunk, pixel, numbers of a line)."""
+def lines_of_image(image: te.Tensor, of: Operands, geometry: Geometry, zero: int) -> tuple[te.Tensor, Taps]:
+    """Describe the copy of an image in blocks: (image, phase, chunk, pixel, numbers of a line).
+
+    And return how parts read it.
+    """
     batch, blocks, _, _, lanes = image.shape
     channels, lanes = int(blocks) * int(lanes), int(lanes)
     (kernel_h, kernel_w), (stride_h, stride_w) = geometry.kernel, geometry.strides
     dilation_w, (top, left, *_), (height, width) = geometry.dilation[1], geometry.padding, geometry.size
-    taps = taps_of_image(geometry)
-    phases, pixels = taps.phases(kernel_h), taps.lines(kernel_h, rows_of(math.prod(geometry.output)))
-    rows = pixels // taps.width
+    chunks = -(-kernel_w * channels // of.items)
+    taps = taps_of_image(geometry, chunks * BYTES)
+    phases, results = taps.phases(kernel_h), geometry.output[0] * geometry.output[1]
+    is_open = not geometry.is_static
+    pixels = taps.lines(kernel_h, groups_of(results, taps.group) * taps.group if is_open else rows_of(results))
 
     def element(n: Any, phase: Any, chunk: Any, pixel: Any, step: Any) -> Any:
         at = chunk * of.items + step
@@ -71,16 +79,16 @@ def lines_of_image(image: te.Tensor, of: Operands, geometry: Geometry, zero: int
         y = pixel // taps.width * stride_h + phase - top
         x = pixel % taps.width * stride_w + tap * dilation_w - left
         inside = []
-        if top or (rows - 1) * stride_h + phases > height:
+        if is_open or top or (pixels // taps.width - 1) * stride_h + phases > height:
             inside += [y >= 0, y < height]
         if kernel_w * channels % of.items:
             inside += [tap < kernel_w]
-        if left or (taps.width - 1) * stride_w + (kernel_w - 1) * dilation_w >= width:
+        if is_open or left or (taps.width - 1) * stride_w + (kernel_w - 1) * dilation_w >= width:
             inside += [x >= 0, x < width]
         return _inside(inside, image(n, channel // lanes, y, x, channel % lanes), zero, image.dtype)
 
-    chunks = -(-kernel_w * channels // of.items)
-    return te.compute((batch, phases, chunks, pixels, of.items), element, name=LINES, attrs={PIECE: lanes})
+    shape = (batch, phases, chunks, pixels, of.items)
+    return te.compute(shape, element, name=LINES, attrs={PIECE: lanes}), taps
 
 
 def taps_in_rows(weight: Array, lanes: int) -> Array:
@@ -92,18 +100,22 @@ def taps_in_rows(weight: Array, lanes: int) -> Array:
 
 
 def lines_of_matrix(matrix: te.Tensor, of: Operands) -> te.Tensor:
-    """Describe the copy of (.., rows, steps): (1, 1, chunk, row of all, numbers of a line); floats are rounded."""
-    *leading, steps = (int(extent) for extent in matrix.shape)
-    rows = math.prod(leading)
+    """Describe the copy of (.., rows, steps): (1, 1, chunk, row of all, numbers of a line); floats are rounded.
 
-    def element(_n: Any, _phase: Any, chunk: Any, row: Any, step: Any) -> Any:
+    Of as many rows as a call brings there are groups (`open_rows`): (group, 1, chunk, row of it, numbers of a line).
+    """
+    *leading, steps = matrix.shape
+    rows, size = Rows.of(leading), int(steps)
+    group = rows.group(-(-size // of.items) * BYTES)
+
+    def element(g: Any, _phase: Any, chunk: Any, row: Any, step: Any) -> Any:
         at = chunk * of.items + step
-        inside = [*([row < rows] if rows_of(rows) > rows else []), *([at < steps] if steps % of.items else [])]
-        places = [row // math.prod(leading[axis + 1 :]) % extent for axis, extent in enumerate(leading)]
-        value = matrix(*places, at)
+        inside = [row < rows.count] if not rows.is_open and group > rows.count else []
+        inside += [at < size] if size % of.items else []
+        value = matrix(*rows.place(g * group + row if rows.is_open else row), at)
         return _inside(inside, bfloat16_pairs.rounded(value) if matrix.dtype == "float32" else value, 0, of.left)
 
-    shape = (1, 1, -(-steps // of.items), rows_of(rows), of.items)
+    shape = (rows.groups(group), 1, -(-size // of.items), group, of.items)
     return te.compute(shape, element, name=LINES, attrs={PIECE: WORDS})
 
 
@@ -165,7 +177,8 @@ class Planes:
 
     @property
     def _pixels(self) -> int:
-        return self.taps.lines(self.parts, rows_of(math.prod(self.geometry.output)))
+        pixels: int = self.taps.lines(self.parts, rows_of(math.prod(self.geometry.output)))
+        return pixels
 
     def pack(self, weight: Array) -> Array:
         """Return (filters, channels, height, width) as (parts, steps of a line, filters)."""
@@ -174,7 +187,8 @@ class Planes:
         full = np.zeros(shape, weight.dtype)
         full[:height, :channels, :width] = weight.transpose(2, 1, 3, 0)
         split = full.reshape(self.parts, self.rows, self.count, self.at_once, self.segment, filters)
-        return split.transpose(0, 1, 2, 4, 3, 5).reshape(self.parts, -1, filters)
+        packed: Array = split.transpose(0, 1, 2, 4, 3, 5).reshape(self.parts, -1, filters)
+        return packed
 
     def lines(self, planes: te.Tensor) -> te.Tensor:
         """Describe the copy of padded planes of words: (image, phase, 1, pixel, words of a line)."""

@@ -1,4 +1,7 @@
-"""AMX, Intel's tile registers for products of matrices: asked for by a person, since a process must ask its system."""
+"""Whether products are in AMX's tiles: where the target promises them, or a person asks for them.
+
+A process must ask its system for them, and many virtual machines have none.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,11 @@ FEATURES = {"float32": ("amx-int8", "multiplies bytes"), "bfloat16": ("amx-bf16"
 """What LLVM calls the products that a model is computed with, by ``compile.float_arithmetic``, and a person does."""
 TILES = "amx_tile"
 """What Linux calls the registers; products as LLVM does, with another dash."""
+
+
+def uses_tiles(target: Target, options: Options) -> bool:
+    """Return whether what is compiled for ``target`` with ``options`` may multiply in tiles."""
+    return TILES in target.cpu_flags if options.amx is None else options.amx
 
 
 def needed(target: Target, options: Options) -> Target:
@@ -34,7 +42,7 @@ def needed(target: Target, options: Options) -> Target:
     if target.kind != "llvm" or not _has(target, feature):
         raise TargetError(
             where="compile.amx",
-            expected=f"a target whose CPU {does} in AMX's tiles, such as intel/sapphire-rapids",
+            expected=f"a target whose CPU {does} in AMX's tiles, such as intel/sapphire-rapids-amx",
             found=f"{target.tag} ({target.cpu}), which has no {feature}",
             fix="leave compile.amx false: vectors compute the same",
         )

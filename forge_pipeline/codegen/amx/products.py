@@ -18,7 +18,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from forge_pipeline.codegen.amx import operands
 from forge_pipeline.codegen.amx.configuration import LAST, TILES
 from forge_pipeline.codegen.amx.lines import MATRIX, PIECE, Taps
-from forge_pipeline.codegen.amx.operands import ALL, Operands, round_up
+from forge_pipeline.codegen.amx.operands import ALL, Operands, round_up, rows_of
+from forge_pipeline.codegen.amx.rows import GROUP, IMAGE, Rows, groups_of
 from forge_pipeline.codegen.amx.tiles import BYTES, LANES, ROWS, WORDS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.x86 import narrow_store
@@ -30,6 +31,20 @@ WIDTH = "forge.amx_width"
 SMALL = 8
 """The part of the second cache, one of so many, that a block of rows fills beside weights that stay there."""
 STORED_TOGETHER = 4
+TYPICAL = 128
+"""Rows that any number of them is taken for: those of a sentence."""
+TYPICAL_SIDE = 28
+"""Height and width that an image of any size is taken to have."""
+
+
+def typical_rows(extents: Sequence[Any]) -> int:
+    """Return how many rows there are, or are taken to be where a call says."""
+    return math.prod(extents) if all(isinstance(extent, int) for extent in extents) else TYPICAL
+
+
+def typical_pixels(geometry: Geometry) -> int:
+    """Return how many pixels a result has, or is taken to have where a call says."""
+    return math.prod(geometry.output) if geometry.is_static else TYPICAL_SIDE**2
 
 
 def is_worth(of: Operands, rows: int, shape: tuple[int, ...]) -> bool:
@@ -43,29 +58,44 @@ def of_matrix(
     sums: te.Tensor, shape: Sequence[Any], columns: int, then: Callable[[Any, Any], Any], name: str
 ) -> te.Tensor:
     """Describe ``then(sum, column)`` of a product of matrices as (.., rows, columns); ``shape`` is (.., rows)."""
-    extents = [int(extent) for extent in shape]
-    width = LANES * int(sums.shape[3])
+    rows, group, width = Rows.of(shape), int(sums.shape[2]), LANES * int(sums.shape[3])
 
     def element(*at: Any) -> Any:
-        *row, n = at
-        return then(sums(0, n // width, _row_of(row, extents), n % width // LANES, n % LANES), n)
+        *place, n = at
+        row = rows.number(place)
+        g, m = (row // group, row % group) if rows.is_open else (0, row)
+        return then(sums(g, n // width, m, n % width // LANES, n % LANES), n)
 
-    return te.compute((*extents, columns), element, name=name)
+    return te.compute((*shape, columns), element, name=name)
 
 
-def of_image(sums: te.Tensor, geometry: Geometry) -> Callable[..., Any]:
+def of_image(sums: te.Tensor, geometry: Geometry, taps: Taps) -> Callable[..., Any]:
     """Return what reads sums by the place of a result in blocks."""
-    nr, width = int(sums.shape[3]), geometry.output[1]
-    return lambda n, oc_block, h, w, lane: sums(n, oc_block // nr, h * width + w, oc_block % nr, lane)
+    nr, width = int(sums.shape[-2]), geometry.output[1]
+
+    def read(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
+        pixel = h * width + w
+        at = (n, pixel // taps.group, block // nr, pixel % taps.group) if taps.group else (n, block // nr, pixel)
+        return sums(*at, block % nr, lane)
+
+    return read
 
 
-def _row_of(place: Sequence[Any], extents: Sequence[int]) -> Any:
-    """Return which row of all is at a place of leading axes."""
-    return sum(index * math.prod(extents[axis + 1 :]) for axis, index in enumerate(place))
+def sums_of_image(lines: te.Tensor, panels: te.Tensor, of: Operands, geometry: Geometry, taps: Taps) -> te.Tensor:
+    """Describe the sums (image, group if there are any, panel, pixel, tile side by side, column)."""
+    results = geometry.output[0] * geometry.output[1]
+    if not taps.group:
+        return sums_of(lines, panels, of, rows_of(results), taps)
+    return sums_of(lines, panels, of, taps.group, taps, groups_of(results, taps.group))
 
 
-def sums_of(lines: te.Tensor, panels: te.Tensor, of: Operands, rows: int, taps: Taps = MATRIX) -> te.Tensor:
-    """Describe the sums (image, panel, row or pixel, tile side by side, column) of lines times packed weights."""
+def sums_of(
+    lines: te.Tensor, panels: te.Tensor, of: Operands, rows: int, taps: Taps = MATRIX, groups: Any = 1
+) -> te.Tensor:
+    """Describe the sums (image, panel, row or pixel, tile side by side, column) of lines times packed weights.
+
+    Of an image of any size there are ``groups`` of so many ``rows``.
+    """
     batch, phases, chunks, *_ = lines.shape
     count, parts, nr = (int(extent) for extent in panels.shape[:3])
     chunks = int(chunks)
@@ -73,50 +103,58 @@ def sums_of(lines: te.Tensor, panels: te.Tensor, of: Operands, rows: int, taps: 
     words = te.reduce_axis((0, WORDS), "word")
     step = te.reduce_axis((tirx.const(0, "int64"), tirx.const(of.at_once, "int64")), "step")
 
-    def element(n: Any, panel: Any, m: Any, v: Any, column: Any) -> Any:
+    def element(n: Any, *at: Any) -> Any:
+        *group, panel, m, v, column = at
         down = part * taps.apart
         phase = down % taps.stride if int(phases) > 1 else 0
-        line = (n, phase, chunk, m + down // taps.stride * taps.width)
+        first = group[0] * rows + m if group else m
+        line = (n, phase, chunk, first + down // taps.stride * taps.width)
         term = of.describe(
             lambda word: lines(*line, word), panels, (panel, part * chunks + chunk, v), words, column, step
         )
         return te.sum(term, axis=[part, chunk, words, *([step] if of.loops else [])])
 
-    attributes = {primitives.FAMILY: of.name, WIDTH: taps.width}
-    return te.compute((batch, count, rows, nr, LANES), element, name="sums", attrs=attributes)
+    attributes = {primitives.FAMILY: of.name, WIDTH: 1 if taps.group else taps.width}
+    if taps.group or (taps is MATRIX and not isinstance(batch, tirx.IntImm | int)):
+        attributes |= {GROUP: rows, **({IMAGE: 1} if taps.group else {})}
+    shape = (batch, *([groups] if taps.group else []), count, rows, nr, LANES)
+    return te.compute(shape, element, name="sums", attrs=attributes)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Multiply blocks of rows by panels, tile by tile; then what follows, from memory."""
     of, anchor = _found(sch)
-    width = int(sch.get(anchor).annotations[WIDTH])
+    width, is_open = int(sch.get(anchor).annotations[WIDTH]), GROUP in sch.get(anchor).annotations
     before, last = primitives.split_around(sch, anchor)
     stored = sch.cache_write(anchor, 0, "local")
-    n, panel, m, v, column, part, chunk, *word = sch.get_loops(anchor)
-    of = next(
-        each for each in ALL if (each.name, each.left) == (of.name, str(sch.get(before[-1]).writes[0].source.ty.dtype))
-    )
+    loops = sch.get_loops(anchor)
+    own = 7 + of.loops
+    groups, (panel, m, v, column, part, chunk, *word) = loops[:-own], loops[-own:]
     panels, rows, nr, parts, chunks = (primitives.static(sch, loop) for loop in (panel, m, v, part, chunk))
     mr = operands.tiles_of(rows)
     tiles = rows // (ROWS * mr)
     work = panels * rows * nr * parts * chunks * BYTES * LANES
     held = primitives.product(primitives.extents(sch, before[-1])) * (BYTES // of.items)
     weights = panels * nr * parts * chunks * BYTES * LANES
-    of_block = tiles_of_block(machine, tiles, held // tiles, weights)
+    of_block = tiles if is_open else tiles_of_block(machine, tiles, held // tiles, weights)
     m_block, m_out, m_in = sch.split(m, [None, of_block, ROWS * mr])
     tile = [v, column] if nr > 1 else [sch.fuse(v, column)]  # loops of one turn are none to what TVM compares
-    sch.reorder(n, m_block, panel, m_out, part, chunk, m_in, *tile, *word)
-    in_blocks = tiles // of_block >= machine.cores or panels == 1
-    shared = primitives.fuse(sch, [n, m_block] if in_blocks else [n, m_block, panel])
+    sch.reorder(*groups, m_block, panel, m_out, part, chunk, m_in, *tile, *word)
+    in_blocks = panels == 1 or (not is_open and tiles // of_block >= machine.cores)
+    shared = primitives.fuse(sch, [*groups, m_block, *([] if in_blocks else [panel])])
     sch.reverse_compute_at(stored, m_out)
-    _finish(sch, last, m_out, width, machine)
+    _finish(sch, last, m_out, width, machine, is_open=is_open)
     *others, lines = before
     for block in others:
         primitives.schedule_elementwise(sch, block, machine)
-    _copy(sch, lines, shared if in_blocks and tiles > of_block else None, width, machine)
+    _copy(sch, lines, shared if in_blocks and tiles > of_block else None, 0 if is_open else width)
     primitives.parallel_if_worth(sch, shared, work)
     sch.annotate(shared, TILES, 1)
     sch.annotate(m_out, LAST, 1)
+    if is_open:
+        sch.annotate(m_out, GROUP, rows)
+        if width:
+            sch.annotate(m_out, IMAGE, 1)
     zeros = sch.decompose_reduction(anchor, part)
     sch.tensorize(m_in, operands.add_products(of, mr, nr))
     sch.tensorize(sch.get_loops(zeros)[-1 - len(tile)], operands.clear(of, mr, nr))
@@ -143,11 +181,11 @@ def tiles_of_block(machine: Machine, tiles: int, size: int, weights: int) -> int
     return max(count for count in range(1, tiles + 1) if tiles % count == 0 and count <= max(1, room))
 
 
-def _finish(sch: Schedule, last: SBlockRV, tile: LoopRV, width: int, machine: Machine) -> None:
+def _finish(sch: Schedule, last: SBlockRV, tile: LoopRV, width: int, machine: Machine, *, is_open: bool) -> None:
     """Do what follows a product with each tile of sums, as it lies in memory."""
     packs = narrow_store.is_packed(sch, last)
     *rows, _ = map(sch.get, sch.get_loops(last))
-    if width:
+    if width and not is_open:
 
         def flat(n: Any, oc_block: Any, h: Any, w: Any, lane: Any) -> tuple[Any, ...]:
             return n, oc_block, h * width + w, lane
@@ -156,11 +194,11 @@ def _finish(sch: Schedule, last: SBlockRV, tile: LoopRV, width: int, machine: Ma
             sch.transform_layout(block, ("write", 0), flat)
             sch.transform_block_layout(block, flat)
         sch.transform_block_layout(last, flat)
-    elif len(rows) > 1:
+    elif len(rows) > 1 and not is_open:
         extents = [int(loop.extent) for loop in rows]
 
         def together(*at: Any) -> tuple[Any, ...]:
-            return _row_of(at[:-1], extents), at[-1]
+            return Rows.of(extents).number(at[:-1]), at[-1]
 
         sch.transform_block_layout(last, tirx.IndexMap.from_func(together, ndim=len(extents) + 1, index_dtype="int64"))
     stores = narrow_store.compute_at(sch, last, tile)
@@ -176,16 +214,17 @@ def _finish(sch: Schedule, last: SBlockRV, tile: LoopRV, width: int, machine: Ma
     sch.unroll(pixel)
 
 
-def _copy(sch: Schedule, lines: SBlockRV, shared: LoopRV | None, width: int, machine: Machine) -> None:
+def _copy(sch: Schedule, lines: SBlockRV, shared: LoopRV | None, width: int) -> None:
     """Copy rows to lines: of all rows first, or of a block of them when it is ``shared`` out."""
     if shared is not None:
         sch.compute_at(lines, shared, preserve_unit_loops=True)
     *outer, chunk, row, step = sch.get_loops(lines)
-    size = primitives.static(sch, row)
-    each = width if width and shared is None else ROWS if size % ROWS == 0 else size
+    size = primitives.extent(sch, row)
+    each = width if width and shared is None else ROWS if size is None or size % ROWS == 0 else size
     row_block, row = sch.split(row, [None, each])
     piece, lane = sch.split(step, [None, int(sch.get(lines).annotations[PIECE])])
-    sch.reorder(row_block, chunk, row, piece, lane)
+    inner = [row, chunk] if size is None else [chunk, row]  # to tell pixels of any row apart takes divisions
+    sch.reorder(row_block, *inner, piece, lane)
     sch.vectorize(lane)
     if shared is None:
         work = primitives.product(primitives.extents(sch, lines))

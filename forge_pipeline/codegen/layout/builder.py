@@ -84,14 +84,15 @@ class Value:
     """A value of the graph in the forms that exist so far; at least one does.
 
     ``channels`` is the true number of channels where there is a blocked form. ``pairs``: the plain form as pairs of
-    bfloat16. ``halves``: the blocked form in the bits of bfloat16 (uint16); the floats that it is rounded from are
-    forgotten then. ``nodes`` are the model's that a deferred value comes from.
+    bfloat16; ``bits``: in its bits (uint16). ``halves``: the blocked form in those; the floats that it is rounded from
+    are forgotten then. ``nodes`` are the model's that a deferred value comes from.
     """
 
     plain: relax.Expr | None = None
     blocked: relax.Expr | None = None
     channels: int = 0
     pairs: relax.Expr | None = None
+    bits: relax.Expr | None = None
     halves: relax.Expr | None = None
     constant: Array | None = None
     parts: tuple[Value, ...] | None = None
@@ -182,6 +183,12 @@ class Graph:
         if value.halves is None:
             value.halves = self.kernel(_round, self.blocked(value), name="round")
         return value.halves
+
+    def bits(self, value: Value) -> relax.Expr:
+        """Return the plain form rounded to bfloat16, which all products of it share."""
+        if value.bits is None:
+            value.bits = self.kernel(_round, self.plain(value), name="round")
+        return value.bits
 
     def is_blocked(self, value: Value) -> bool:
         """Return whether the value has, or will come in, a blocked form."""

@@ -27,9 +27,9 @@ from forge_pipeline.target.host import CPUINFO, parse_cpuinfo
 from forge_runtime.engine import Engine
 from tests.support.half_net import HALVES
 from tests.support.half_net import Net as FloatNet
-from tests.support.int8.amx import AMX, CASES, TILES
+from tests.support.int8.amx import AMX, CASES, TILES, product
 from tests.support.int8.compare import OPTIONS, reference
-from tests.support.int8.net import OUT, Net, convolution
+from tests.support.int8.net import OUT, Net, convolution, unsized
 
 PAIRS = replace(HALVES, float_arithmetic="bfloat16", amx=True)
 BFLOAT16 = 2.0**-8
@@ -152,6 +152,57 @@ def test_products_of_bfloat16_in_tiles_differ_by_its_rounding(case: str, threads
     assert np.abs(found - wanted).max() > 0
 
 
+@has_tiles
+@pytest.mark.parametrize("case", ["pixels that fill no tile", "strided, padded on one side", "dilated, many rows",
+                                  "one after the other"])  # fmt: skip
+def test_an_image_of_any_size_is_convolved_exactly_in_tiles(case: str, tmp_path: Path) -> None:
+    shape, describe = CASES[case]
+    net = Net(*shape)
+    model = unsized(net.finish(describe(net)), 0, 2, 3)
+    library = build(model, Target.from_tag(AMX), TILES, dump=tmp_path)
+    assert not library.metadata["compile"]["fallbacks"]
+    assert "tdpbusd" in next(tmp_path.glob("*-code.txt")).read_text()
+    run = Engine(library.to_bytes(), threads=2)
+    for batch, *size in ((1, *shape[2:]), (2, 13, 8), (1, 3, 3), (1, 40, 31)):
+        x = (net.random.standard_normal((batch, shape[1], *size)) * 40).astype(np.float32)
+        np.testing.assert_array_equal(run(x)[0], reference(model, x, optimized=False)[0])
+
+
+@has_tiles
+@pytest.mark.parametrize("columns", [64, 80])
+def test_any_number_of_rows_is_multiplied_exactly_in_tiles(columns: int, tmp_path: Path) -> None:
+    net = Net(2, 30, 200)
+    model = unsized(net.finish(product(net, columns)), 0, 1)
+    library = build(model, Target.from_tag(AMX), TILES, dump=tmp_path)
+    assert not library.metadata["compile"]["fallbacks"]
+    assert "tdpbusd" in next(tmp_path.glob("*-code.txt")).read_text()
+    run = Engine(library.to_bytes(), threads=2)
+    for rows in ((2, 30), (1, 1), (5, 100), (1, 700), (3, 1)):
+        x = (net.random.standard_normal((*rows, 200)) * 40).astype(np.float32)
+        np.testing.assert_array_equal(run(x)[0], reference(model, x, optimized=False)[0])
+
+
+@has_tiles
+def test_any_number_of_rows_and_pixels_is_multiplied_in_bfloat16() -> None:
+    net = FloatNet()
+    image = net.node("Relu", net.conv("x", 64, 48, 3))
+    model = net.finish(("batch", 64, "height", "width"), net.node("Sigmoid", net.conv(image, 48, 32, 3, stride=2)))
+    weight = net.random.standard_normal((96, 72)) / 10
+    rows = FloatNet()
+    erf = rows.node("Erf", rows.node("MatMul", "x", rows.constant(weight)))
+    second = rows.finish(("batch", "length", 96), rows.node("Add", erf, rows.constant(np.ones(72))))
+    for case, shapes in (
+        (model, [(1, 64, 9, 9), (2, 64, 30, 41), (1, 64, 1, 2)]),
+        (second, [(1, 7, 96), (4, 200, 96)]),
+    ):
+        run = Engine(build(case, Target.from_tag(AMX), PAIRS).to_bytes(), threads=2)
+        session = onnxruntime.InferenceSession(case.SerializeToString())
+        for shape in shapes:
+            x = net.random.standard_normal(shape).astype(np.float32)
+            wanted = session.run(None, {"x": x})[0]
+            assert 0 < np.abs(run(x)[0] - wanted).max() < 2 * BFLOAT16 * np.abs(wanted).max()
+
+
 def test_the_code_configures_tiles_once_for_a_thread_and_releases_them() -> None:
     import tvm
     from tvm import tirx
@@ -192,7 +243,7 @@ def test_tiles_for_a_cpu_without_them_are_refused() -> None:
     with pytest.raises(TargetError) as refusal:
         build(model, Target.from_tag("intel/cascade-lake"), TILES)
     assert str(refusal.value) == (
-        "compile.amx: expected a target whose CPU multiplies bytes in AMX's tiles, such as intel/sapphire-rapids, "
+        "compile.amx: expected a target whose CPU multiplies bytes in AMX's tiles, such as intel/sapphire-rapids-amx, "
         "found intel/cascade-lake (cascadelake), which has no amx-int8\n"
         "fix: leave compile.amx false: vectors compute the same"
     )

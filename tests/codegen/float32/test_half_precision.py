@@ -23,7 +23,8 @@ from tests.support.int8.net import Net as QuantizedNet
 PI = "raspberry-pi/5"
 WITH_HALVES = (
     "android/armv8.2, apple/m1, arm/cortex-a55, arm/cortex-a76, arm/neoverse-n1, arm/neoverse-v1, "
-    "intel/sapphire-rapids, nvidia/jetson-orin-nano-cpu, nvidia/jetson-xavier-cpu, raspberry-pi/5, rockchip/rk3588"
+    "intel/sapphire-rapids, intel/sapphire-rapids-amx, nvidia/jetson-orin-nano-cpu, nvidia/jetson-xavier-cpu, "
+    "raspberry-pi/5, rockchip/rk3588"
 )
 STORED = "leave it float32; compile.set_float16=true stores weights in half precision on any CPU"
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from tvm import relax, te
 
-from forge_pipeline.codegen.amx.lines import Planes, lines_of_image, taps_in_rows, taps_of_image
-from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, WORDS_OF_BYTES, columns_of, rows_of
-from forge_pipeline.codegen.amx.products import is_worth, of_image, sums_of
+from forge_pipeline.codegen.amx.lines import Planes, lines_of_image, taps_in_rows
+from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, WORDS_OF_BYTES, columns_of
+from forge_pipeline.codegen.amx.products import is_worth, of_image, sums_of_image, typical_pixels
 from forge_pipeline.codegen.amx.tiles import LANES
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.int8.conv.words import Entry, pack_int32, quantize_and_pack_int32
@@ -25,11 +23,11 @@ def emit(
 ) -> relax.Expr | None:
     """Emit a convolution of one group; the result is blocked. None where vectors serve as well."""
     machine = graph.machine
-    if not machine.amx or machine.lanes != LANES or geometry.groups != 1 or not geometry.is_static:
+    if not machine.amx or machine.lanes != LANES or geometry.groups != 1:
         return None
-    rows, planes = math.prod(geometry.output), None
+    rows, planes = typical_pixels(geometry), None
     entry = source if isinstance(source, Rounded) and source.deferred is not None else None
-    if geometry.channels < LANES and (entry is not None or not graph.is_blocked(source)):
+    if geometry.is_static and geometry.channels < LANES and (entry is not None or not graph.is_blocked(source)):
         planes = Planes.of(geometry, AT_ONCE)
     if planes is None and geometry.channels < LANES:
         return None
@@ -65,13 +63,15 @@ def convolve(
     geometry: Geometry, zero: int, epilogue: Epilogue, planes: Planes | None,
 ) -> te.Tensor:  # fmt: skip
     """Describe the convolution of blocked bytes, or of padded ``planes``, with packed weights, and what follows."""
-    pixels = rows_of(math.prod(geometry.output))
+    geometry = geometry.of(image) if planes is None else geometry
     if planes is not None:
-        sums = sums_of(planes.lines(image), panels, WORDS_OF_BYTES, pixels, planes.taps)
+        lines, taps, of = planes.lines(image), planes.taps, WORDS_OF_BYTES
     else:
-        lines = lines_of_image(image, BYTES_BY_BYTES, geometry, zero)
-        sums = sums_of(lines, panels, BYTES_BY_BYTES, pixels, taps_of_image(geometry))
+        lines, taps = lines_of_image(image, BYTES_BY_BYTES, geometry, zero)
+        of = BYTES_BY_BYTES
+    sums = sums_of_image(lines, panels, of, geometry, taps)
     return narrow_store.requantize(
-        (image.shape[0], -(-geometry.filters // LANES), *geometry.output, LANES), epilogue, of_image(sums, geometry),
+        (image.shape[0], -(-geometry.filters // LANES), *geometry.output, LANES), epilogue,
+        of_image(sums, geometry, taps),
         lambda _n, oc_block, _h, _w, lane: (term(oc_block * LANES + lane) for term in (bias, factor, *float_bias)),
     )  # fmt: skip

@@ -8,14 +8,14 @@ from tvm import relax, te
 
 from forge_pipeline.codegen.amx.lines import lines_of_matrix
 from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, columns_of
-from forge_pipeline.codegen.amx.products import is_worth, of_matrix, sums_of
+from forge_pipeline.codegen.amx.products import is_worth, of_matrix, sums_of, typical_rows
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph
 
 
 def emit(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, epilogue: Epilogue) -> relax.Expr | None:
-    """Emit (rows, steps) times (steps, columns); None where vectors serve as well."""
-    if not graph.machine.amx or not isinstance(rows, int) or not is_worth(BYTES_BY_BYTES, rows, (1, *weight.shape)):
+    """Emit (.., rows, steps) times (steps, columns); None where vectors serve as well."""
+    if not graph.machine.amx or not is_worth(BYTES_BY_BYTES, typical_rows([rows]), (1, *weight.shape)):
         return None
     columns = weight.shape[1]
     return graph.kernel(
