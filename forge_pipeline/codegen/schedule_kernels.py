@@ -170,6 +170,8 @@ def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.Pr
     done, *rest = versions
     done = tail_tiles.shift_tail_tiles(done, rest) if rest else done
     done = skipped_taps.skip(done)  # where each tile is known for good
+    if rows.may_be_few(rule.kernel) and rule.scheduler is not fallback.schedule:
+        done = rows.by_count(done, _rewrite_loops(_apply(rule.kernel.with_attr(rows.FEW, 1), rule, machine)))
     return narrow_store.pack_stores(done).with_attr("tirx.is_scheduled", True)
 
 

@@ -13,13 +13,15 @@ from typing import Any, Final
 
 import numpy as np
 from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.amx.operands import Operands, round_up, rows_of
 from forge_pipeline.codegen.amx.rows import LINES, Rows, group_of, groups_of
-from forge_pipeline.codegen.amx.tiles import BYTES, WORDS
+from forge_pipeline.codegen.amx.tiles import BYTES, ROWS, WORDS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.layout.builder import Array
-from forge_pipeline.codegen.tir import bfloat16_pairs
+from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 
 PIECE: Final = "forge.amx_piece"
 """The annotation of the copy: how many numbers, one after the other, are one after the other where they come from."""
@@ -203,3 +205,20 @@ class Planes:
 
         shape = (planes.shape[0], self.taps.phases(self.parts), 1, self._pixels, WORDS)
         return te.compute(shape, element, name=LINES, attrs={PIECE: self.segment})
+
+
+def copy_lines(sch: Schedule, lines: SBlockRV, shared: LoopRV | None, width: int) -> None:
+    """Copy rows to lines: of all rows first, or of a block of them when it is ``shared`` out."""
+    if shared is not None:
+        sch.compute_at(lines, shared, preserve_unit_loops=True)
+    *outer, chunk, row, step = sch.get_loops(lines)
+    size = primitives.extent(sch, row)
+    each = width if width and shared is None else ROWS if size is None or size % ROWS == 0 else size
+    row_block, row = sch.split(row, [None, each])
+    piece, lane = sch.split(step, [None, int(sch.get(lines).annotations[PIECE])])
+    inner = [row, chunk] if size is None else [chunk, row]  # to tell pixels of any row apart takes divisions
+    sch.reorder(row_block, *inner, piece, lane)
+    sch.vectorize(lane)
+    if shared is None:
+        work = primitives.product(primitives.extents(sch, lines))
+        primitives.parallel_if_worth(sch, primitives.fuse(sch, [*outer, row_block]), work)

@@ -15,11 +15,11 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.amx import operands
+from forge_pipeline.codegen.amx import few_rows, operands
 from forge_pipeline.codegen.amx.configuration import LAST, TILES
-from forge_pipeline.codegen.amx.lines import MATRIX, PIECE, Taps
+from forge_pipeline.codegen.amx.lines import MATRIX, PIECE, Taps, copy_lines
 from forge_pipeline.codegen.amx.operands import ALL, Operands, round_up, rows_of
-from forge_pipeline.codegen.amx.rows import GROUP, IMAGE, Rows, groups_of
+from forge_pipeline.codegen.amx.rows import GROUP, IMAGE, Rows, groups_of, is_few
 from forge_pipeline.codegen.amx.tiles import BYTES, LANES, ROWS, WORDS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.x86 import narrow_store
@@ -124,6 +124,9 @@ def sums_of(
 def schedule(sch: Schedule, machine: Machine) -> None:
     """Multiply blocks of rows by panels, tile by tile; then what follows, from memory."""
     of, anchor = _found(sch)
+    if is_few(sch):
+        few_rows.schedule(sch, machine, anchor, loops=of.loops)
+        return
     width, is_open = int(sch.get(anchor).annotations[WIDTH]), GROUP in sch.get(anchor).annotations
     before, last = primitives.split_around(sch, anchor)
     stored = sch.cache_write(anchor, 0, "local")
@@ -147,12 +150,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     *others, lines = before
     for block in others:
         primitives.schedule_elementwise(sch, block, machine)
-    _copy(sch, lines, shared if in_blocks and tiles > of_block else None, 0 if is_open else width)
+    copy_lines(sch, lines, shared if in_blocks and tiles > of_block else None, 0 if is_open else width)
     primitives.parallel_if_worth(sch, shared, work)
     sch.annotate(shared, TILES, 1)
     sch.annotate(m_out, LAST, 1)
     if is_open:
-        sch.annotate(m_out, GROUP, rows)
+        sch.annotate(m_out, GROUP, [rows, ROWS * mr])
         if width:
             sch.annotate(m_out, IMAGE, 1)
     zeros = sch.decompose_reduction(anchor, part)
@@ -212,20 +215,3 @@ def _finish(sch: Schedule, last: SBlockRV, tile: LoopRV, width: int, machine: Ma
         *_, pixel, lane = sch.get_loops(block)
         sch.vectorize(lane)
     sch.unroll(pixel)
-
-
-def _copy(sch: Schedule, lines: SBlockRV, shared: LoopRV | None, width: int) -> None:
-    """Copy rows to lines: of all rows first, or of a block of them when it is ``shared`` out."""
-    if shared is not None:
-        sch.compute_at(lines, shared, preserve_unit_loops=True)
-    *outer, chunk, row, step = sch.get_loops(lines)
-    size = primitives.extent(sch, row)
-    each = width if width and shared is None else ROWS if size is None or size % ROWS == 0 else size
-    row_block, row = sch.split(row, [None, each])
-    piece, lane = sch.split(step, [None, int(sch.get(lines).annotations[PIECE])])
-    inner = [row, chunk] if size is None else [chunk, row]  # to tell pixels of any row apart takes divisions
-    sch.reorder(row_block, *inner, piece, lane)
-    sch.vectorize(lane)
-    if shared is None:
-        work = primitives.product(primitives.extents(sch, lines))
-        primitives.parallel_if_worth(sch, primitives.fuse(sch, [*outer, row_block]), work)

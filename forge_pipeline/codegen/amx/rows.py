@@ -21,7 +21,12 @@ from forge_pipeline.codegen.amx.tiles import LANES, ROWS
 from forge_pipeline.codegen.tir import primitives, rewriting
 
 GROUP: Final = "forge.amx_group"
-"""The annotation of sums of any number of rows: how many a group has; and of a loop over its tiles."""
+"""The annotation of sums of any number of rows: how many a group has; and of a loop over its tiles: that, and how many
+rows a tile has."""
+FEW: Final = "forge.amx_few"
+"""The attribute of a kernel that is scheduled for few rows."""
+FEWEST: Final = 6
+"""Rows from which on tiles take less time than vectors (measured)."""
 IMAGE: Final = "forge.amx_image"
 """The annotation of both where rows are an image's pixels."""
 BLOCKED: Final = 5
@@ -190,7 +195,18 @@ def _in_groups(realize: SBlockRealize, sums: Any, place: Place) -> Any:
     body: Any = rewriting.substitute(tvm_ffi.structural_map(old.body, [(TensorLoad, read)]), new.get)
     loads: list[TensorLoad] = []
     tvm_ffi.structural_walk(body, [(TensorLoad, loads.append)])
-    reads, writes = [region(load.source, load.indices) for load in loads], [region(body.buffer, body.indices)]
+    places: dict[Any, list[Any]] = {}
+    for load in loads:
+        found = places.setdefault(load.source, [])
+        if all(str(load.indices) != str(other) for other in found):
+            found.append(load.indices)
+    reads = [
+        region(source, found[0])
+        if len(found) == 1
+        else tirx.BufferRegion(source, [Range.from_min_extent(0, extent) for extent in source.ty.shape])
+        for source, found in places.items()
+    ]
+    writes = [region(body.buffer, body.indices)]
     iter_vars = [tirx.IterVar((0, extent), axis, 0) for extent, axis in zip(place.extents, axes, strict=True)]
     block = s_tir.SBlock(iter_vars, reads, writes, old.name_hint, tirx.IfThenElse(is_there, body, None))
     nest: Any = SBlockRealize(loops, True, block)
@@ -206,7 +222,8 @@ def bound_groups(function: tirx.PrimFunc) -> tirx.PrimFunc:
     shape = rewriting.realizes(function.body)[-1].block.writes[0].source.ty.shape
     is_image = any(IMAGE in loop.annotations for loop in rewriting.loops(function.body))
     count = shape[2] * shape[3] if is_image else Rows.of(shape[:-1]).count
-    (group,) = {int(loop.annotations[GROUP]) for loop in rewriting.loops(function.body) if GROUP in loop.annotations}
+    noted = [loop.annotations[GROUP] for loop in rewriting.loops(function.body) if GROUP in loop.annotations]
+    group, unit = map(int, noted[0])
 
     def present(realize: SBlockRealize) -> SBlockRealize:
         if realize.block.name_hint != LINES or is_image:
@@ -220,9 +237,30 @@ def bound_groups(function: tirx.PrimFunc) -> tirx.PrimFunc:
         inside = [inner.loop_var for inner in rewriting.loops(loop)]
         g = rewriting.at_zero(rewriting.realizes(loop)[0].iter_values[1 if is_image else 0], inside)
         notes = {name: note for name, note in loop.annotations.items() if name not in (GROUP, IMAGE)}
-        extent = tirx.min(loop.extent, tirx.floordiv(count - g * group + (TILE - 1), TILE))
+        extent = tirx.min(loop.extent, tirx.floordiv(count - g * group + (unit - 1), unit))
         body = mutator.default_mutate(loop).body
         return tirx.For(loop.loop_var, loop.min, extent, loop.kind, body, annotations=notes)
 
     body = rewriting.map_realizes(function.body, present)
     return function.with_body(tvm_ffi.structural_mutate(body, [(tirx.For, bound)]))
+
+
+def is_few(sch: Schedule) -> bool:
+    """Return whether a kernel is being scheduled for few rows."""
+    return FEW in (sch.mod["main"].attrs or {})
+
+
+def may_be_few(kernel: tirx.PrimFunc) -> bool:
+    """Return whether a call may bring few rows, not pixels, to a kernel."""
+    found = [realize.block.annotations for realize in rewriting.realizes(kernel.body)]
+    return any(GROUP in notes and IMAGE not in notes for notes in found)
+
+
+def by_count(many: tirx.PrimFunc, few: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel that computes as ``few`` does where a call brings few rows."""
+    *leading, _ = rewriting.realizes(many.body)[-1].block.writes[0].source.ty.shape
+    first, second = many.body.block, rewriting.clone(few.body, few.body.block.alloc_buffers).block
+    body = tirx.IfThenElse(Rows.of(leading).count >= FEWEST, first.body, second.body)
+    buffers = [*first.alloc_buffers, *second.alloc_buffers]
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
+    return many.with_body(SBlockRealize([], True, root))
