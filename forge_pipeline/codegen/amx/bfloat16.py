@@ -35,12 +35,12 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
         return None
     has_planes = geometry.is_static and geometry.channels < LANES and not graph.is_blocked(source)
     planes = Planes.of(geometry, PAIRS.at_once) if has_planes else None
-    if planes is not None and is_worth(PAIRS, rows, (packed := planes.pack(weight)).shape):
+    if planes is not None and planes.pays(PAIRS):
         image = graph.kernel(planes_of, graph.plain(source), name="pairs_of_channels", geometry=planes.padded)
-        panels = graph.constant(PAIRS.pack(packed))
+        panels = graph.constant(PAIRS.pack(planes.pack(weight)))
         return graph.kernel(convolve_planes, image, panels, name="conv2d_planar", planes=planes)
     steps = taps_in_rows(weight, LANES)
-    if geometry.channels < LANES or not is_worth(PAIRS, rows, steps.shape):
+    if geometry.channels < LANES or not is_worth(PAIRS, rows, steps.shape, geometry.steps):
         return None
     panels = graph.constant(PAIRS.pack(steps))
     return graph.kernel(convolve, graph.halves(source), panels, name="conv2d", geometry=geometry)

@@ -26,6 +26,9 @@ from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 PIECE: Final = "forge.amx_piece"
 """The annotation of the copy: how many numbers, one after the other, are one after the other where they come from."""
 
+LINE_CYCLES: Final = 11
+"""Cycles that a line of an image of few channels takes to be copied."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taps:
@@ -161,6 +164,14 @@ class Planes:
     def parts(self) -> int:
         """Lines that hold all rows of a kernel."""
         return -(-self.geometry.kernel[0] // self.rows)
+
+    def pays(self, of: Operands) -> bool:
+        """Return whether tiles take fewer cycles for a pixel than vectors, which read the image as it lies.
+
+        A line takes some to be copied, whatever is in it, and sums pass through memory (measured).
+        """
+        filters, steps = self.geometry.filters, self.geometry.steps
+        return LINE_CYCLES * self.parts + filters / 8 + filters * self.parts / 16 < filters * steps / of.by_vectors
 
     @property
     def taps(self) -> Taps:

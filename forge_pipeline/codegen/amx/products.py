@@ -47,11 +47,15 @@ def typical_pixels(geometry: Geometry) -> int:
     return math.prod(geometry.output) if geometry.is_static else TYPICAL_SIDE**2
 
 
-def is_worth(of: Operands, rows: int, shape: tuple[int, ...]) -> bool:
-    """Return whether enough of the tiles is filled by so many rows times weights (parts, steps, columns)."""
-    parts, steps, columns = shape
+def is_worth(of: Operands, rows: int, shape: tuple[int, ...], steps: int | None = None) -> bool:
+    """Return whether enough of the tiles is filled by so many rows times weights (parts, steps, columns).
+
+    ``steps``: how many of all parts are not there to fill a line.
+    """
+    parts, padded, columns = shape
     height, width = (round_up(extent, ROWS * operands.tiles_of(extent)) for extent in (rows, columns))
-    return rows * parts * steps * columns >= of.worth * height * parts * round_up(steps, of.steps) * width
+    wanted = rows * (steps or parts * padded) * columns
+    return wanted >= of.worth * height * parts * round_up(padded, of.steps) * width
 
 
 def of_matrix(

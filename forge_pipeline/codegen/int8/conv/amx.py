@@ -32,7 +32,10 @@ def emit(
     if planes is None and geometry.channels < LANES:
         return None
     steps = taps_in_rows(weight, LANES) if planes is None else planes.pack(weight)
-    if not is_worth(BYTES_BY_BYTES, rows, steps.shape):
+    pays = (
+        is_worth(BYTES_BY_BYTES, rows, steps.shape, geometry.steps) if planes is None else planes.pays(BYTES_BY_BYTES)
+    )
+    if not pays:
         return None
     if planes is None:
         image = graph.blocked(source)
