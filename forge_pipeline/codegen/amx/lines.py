@@ -107,7 +107,7 @@ def taps_in_rows(weight: Array, lanes: int) -> Array:
 def lines_of_matrix(matrix: te.Tensor, of: Operands) -> te.Tensor:
     """Describe the copy of (.., rows, steps): (1, 1, chunk, row of all, numbers of a line); floats are rounded.
 
-    Of as many rows as a call brings there are groups (`open_rows`): (group, 1, chunk, row of it, numbers of a line).
+    Of as many rows as a call brings there are groups (`Rows`): (group, 1, chunk, row of it, numbers of a line).
     """
     *leading, steps = matrix.shape
     rows, size = Rows.of(leading), int(steps)

@@ -1,6 +1,6 @@
 """Products in AMX's tiles: rows of 64 bytes times packed weights, and the loops around the tiles.
 
-An image or a matrix is copied first so that every row of a tile is a line of the cache (`rows`). A block of rows that
+An image or a matrix is copied first so that every row of a tile is a line of the cache (`lines`). A block of rows that
 stays in the second cache is multiplied by all panels of weights, one after the other. Sums pass through memory once,
 where all that follows a product is applied.
 """
@@ -31,6 +31,7 @@ WIDTH = "forge.amx_width"
 SMALL = 8
 """The part of the second cache, one of so many, that a block of rows fills beside weights that stay there."""
 STORED_TOGETHER = 4
+"""Pixels whose bytes are stored at once."""
 TYPICAL = 128
 """Rows that any number of them is taken for: those of a sentence."""
 TYPICAL_SIDE = 28

@@ -129,7 +129,7 @@ FLOATS = {
     "strided, channels that fill no line": convolved(48, 64, 3, 15, stride=2),
     "a batch": convolved(32, 32, 5, 8, batch=3),
     "three channels, strided": convolved(3, 64, 7, 64, stride=2),
-    "one channel": convolved(1, 32, 3, 33),
+    "one channel": convolved(1, 48, 7, 33),
     "a matrix": multiplied((1, 128, 768), 768),
     "a batch of matrices that fill nothing": multiplied((2, 30, 100), 80),
     "more rows than are a block": multiplied((640, 256), 32),

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[Any], str]]] = {
     "three channels, strided": (
         (1, 3, 21, 21), lambda net: net.pair(convolution(net, 3, 40, 7, pads=[3] * 4, strides=[2, 2]), OUT),
     ),
-    "six channels": ((2, 6, 9, 12), lambda net: net.pair(convolution(net, 6, 32, 3, pads=[0, 1, 1, 0]), OUT)),
+    "seven channels": ((2, 7, 9, 12), lambda net: net.pair(convolution(net, 7, 64, 5, pads=[0, 1, 1, 0]), OUT)),
     "more tiles than are a block": ((1, 64, 96, 96), lambda net: net.pair(convolution(net, 64, 32, 1), OUT)),
     "one after the other": ((1, 64, 8, 8), stacked),
     "a matrix of few rows": ((16, 64), lambda net: product(net, 32)),
