@@ -115,9 +115,10 @@ def lines_of_matrix(matrix: te.Tensor, of: Operands) -> te.Tensor:
 
     def element(g: Any, _phase: Any, chunk: Any, row: Any, step: Any) -> Any:
         at = chunk * of.items + step
-        inside = [row < rows.count] if not rows.is_open and group > rows.count else []
+        row = g * group + row if rows.is_open else row
+        inside = [row < rows.count] if rows.is_open or group > rows.count else []
         inside += [at < size] if size % of.items else []
-        value = matrix(*rows.place(g * group + row if rows.is_open else row), at)
+        value = matrix(*rows.place(row), at)
         return _inside(inside, bfloat16_pairs.rounded(value) if matrix.dtype == "float32" else value, 0, of.left)
 
     shape = (rows.groups(group), 1, -(-size // of.items), group, of.items)

@@ -131,11 +131,13 @@ class Place:
 
 
 def _rows_in_groups(axes: Sequence[Any], sums: Any, group: int) -> Place:
-    rows, width = Rows.of([axis.dom.extent for axis in axes[:-1]]), int(sums.ty.shape[3]) * LANES
+    rows, nr = Rows.of([axis.dom.extent for axis in axes[:-1]]), int(sums.ty.shape[3])
+    width = nr * LANES
 
     def of(g: Any, m: Any, n: Any) -> tuple[list[Any], list[Any], Any]:
         row = g * group + m
-        return [*rows.place(row), n], [g, n // width, m, n % width // LANES, n % LANES], row < rows.count
+        tile = n % width // LANES if nr > 1 else tirx.const(0, "int64")
+        return [*rows.place(row), n], [g, n // width, m, tile, n % LANES], row < rows.count
 
     extents = (sums.ty.shape[0], tirx.const(group, "int64"), axes[-1].dom.extent)
     return Place(names=("g", "m", "n"), extents=extents, of=of)
@@ -148,7 +150,8 @@ def _pixels_in_groups(axes: Sequence[Any], sums: Any, group: int) -> Place:
     def of(n: Any, g: Any, block: Any, m: Any, lane: Any) -> tuple[list[Any], list[Any], Any]:
         pixel = g * group + m
         place = [n, block, tirx.floordiv(pixel, width), tirx.floormod(pixel, width), lane]
-        return place, [n, g, block // nr, m, block % nr, lane], pixel < height * width
+        panel, tile = (block // nr, block % nr) if nr > 1 else (block, tirx.const(0, "int64"))
+        return place, [n, g, panel, m, tile, lane], pixel < height * width
 
     extents = (batch, groups, blocks, tirx.const(group, "int64"), lanes)
     return Place(names=("n", "g", "block", "m", "lane"), extents=extents, of=of)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -169,7 +171,7 @@ def test_an_image_of_any_size_is_convolved_exactly_in_tiles(case: str, tmp_path:
 
 
 @has_tiles
-@pytest.mark.parametrize("columns", [64, 80])
+@pytest.mark.parametrize("columns", [10, 16, 64, 80])
 def test_any_number_of_rows_is_multiplied_exactly_in_tiles(columns: int, tmp_path: Path) -> None:
     net = Net(2, 30, 200)
     model = unsized(net.finish(product(net, columns)), 0, 1)
@@ -180,6 +182,26 @@ def test_any_number_of_rows_is_multiplied_exactly_in_tiles(columns: int, tmp_pat
     for rows in ((2, 30), (1, 1), (5, 100), (1, 700), (3, 1)):
         x = (net.random.standard_normal((*rows, 200)) * 40).astype(np.float32)
         np.testing.assert_array_equal(run(x)[0], reference(model, x, optimized=False)[0])
+
+
+@has_tiles
+@pytest.mark.parametrize("columns", [10, 80])
+def test_no_row_beyond_those_of_a_call_is_read(columns: int) -> None:
+    """What lies behind an input cannot be read: it ends with a page."""
+    net = FloatNet()
+    weight = net.random.standard_normal((96, columns))
+    model = net.finish(("rows", 96), net.node("MatMul", "x", net.constant(weight)))
+    run = Engine(build(model, Target.from_tag(AMX), PAIRS).to_bytes(), threads=1)
+    for rows in (1, 2, 7, 33):
+        size = rows * 96 * 4
+        room = mmap.mmap(-1, (size // mmap.PAGESIZE + 2) * mmap.PAGESIZE)
+        memory = np.frombuffer(room, np.uint8)
+        libc = ctypes.CDLL(None, use_errno=True)
+        last = memory.ctypes.data + len(room) - mmap.PAGESIZE
+        assert libc.mprotect(ctypes.c_void_p(last), mmap.PAGESIZE, 0) == 0
+        x = memory[-mmap.PAGESIZE - size : -mmap.PAGESIZE].view(np.float32).reshape(rows, 96)
+        x[:] = net.random.standard_normal(x.shape)
+        np.testing.assert_allclose(run(x)[0], x @ weight.astype(np.float32), atol=0.2)
 
 
 @has_tiles
