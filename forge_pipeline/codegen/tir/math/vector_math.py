@@ -90,12 +90,16 @@ def _lower(expand: Callable[..., Any], call: Any) -> Any:
     ]
     result = expand(*given)
     for variable, argument, value in zip(given, call.args, known, strict=True):
-        result = tirx.Let(variable, _multiplied(argument), result) if value is None else result
+        bound = _multiplied(argument) if name == "tirx.erf" else argument
+        result = tirx.Let(variable, bound, result) if value is None else result
     return result
 
 
 def _multiplied(argument: Any) -> Any:
-    """Return a quotient by a number as a product, as GELU's x / sqrt(2): a division takes as long as half an erf."""
+    """Return a quotient by a number as a product, as GELU's x / sqrt(2): a division takes as long as half an erf.
+
+    For erf alone: its slope falls faster than the rounding of what it is given grows, unlike that of exp or fmod.
+    """
     divisor = _known(argument.b) if isinstance(argument, tirx.Div) else None
     if not divisor or not np.isfinite(inverse := np.float32(1 / divisor)) or abs(inverse) < SMALLEST_NORMAL:
         return argument

@@ -69,3 +69,24 @@ def test_log_is_within_two_units_from_the_smallest_number_to_the_largest(
     found = evaluate("log", x).astype(np.float64)
     assert (found[-3:] == [-np.inf, -np.inf, 0]).all()
     np.testing.assert_allclose(found[:-3], exact[:-3], rtol=2 * EPSILON, atol=0)
+
+
+def test_a_quotient_without_a_remainder_has_none() -> None:
+    """As a product by a rounded inverse, which that in an erf is, it may: 41 / 41 is then less than one."""
+    import tvm
+    from tvm import te, tirx
+
+    from forge_pipeline.codegen.tir.math.vector_math import install
+    from forge_pipeline.target import Target
+
+    install()
+    divisor = np.float32(41)
+    values = divisor * np.arange(1, 257, dtype=np.float32)
+    assert (values * (1 / divisor) % 1).any()
+    x = te.placeholder(values.shape, name="x")
+    one, by = tirx.const(1, "float32"), tirx.const(float(divisor), "float32")
+    y = te.compute(values.shape, lambda i: tirx.call_intrin("float32", "tirx.fmod", x[i] / by, one))
+    kernel = tvm.compile(te.create_prim_func([x, y]), target=Target.from_tag("host").tvm())["main"]
+    found = tvm.runtime.tensor(np.ones_like(values))
+    kernel(tvm.runtime.tensor(values), found)
+    assert not found.numpy().any()
