@@ -14,6 +14,7 @@ from forge_pipeline.codegen.amx.lines import (
 )
 from forge_pipeline.codegen.amx.operands import PAIRS, WORDS_OF_PAIRS
 from forge_pipeline.codegen.amx.products import (
+    blocked_shape,
     is_worth,
     of_image,
     of_matrix,
@@ -92,8 +93,3 @@ def convolve_planes(image: te.Tensor, panels: te.Tensor, planes: Planes) -> te.T
     geometry, taps = planes.geometry, planes.taps
     sums = sums_of_image(planes.lines(image), panels, WORDS_OF_PAIRS, geometry, taps)
     return te.compute(blocked_shape(image, geometry), of_image(sums, geometry, taps), name="convolve")
-
-
-def blocked_shape(image: te.Tensor, geometry: Geometry) -> tuple[Any, ...]:
-    """Return the shape of a result in blocks."""
-    return (image.shape[0], -(-geometry.filters // LANES), *geometry.output, LANES)

@@ -16,7 +16,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.amx.operands import Operands, round_up, rows_of
+from forge_pipeline.codegen.amx.operands import Operands, filled, round_up
 from forge_pipeline.codegen.amx.rows import LINES, Rows, group_of, groups_of
 from forge_pipeline.codegen.amx.tiles import BYTES, ROWS, WORDS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
@@ -76,7 +76,7 @@ def lines_of_image(image: te.Tensor, of: Operands, geometry: Geometry, zero: int
     taps = taps_of_image(geometry, chunks * BYTES)
     phases, results = taps.phases(kernel_h), geometry.output[0] * geometry.output[1]
     is_open = not geometry.is_static
-    pixels = taps.lines(kernel_h, groups_of(results, taps.group) * taps.group if is_open else rows_of(results))
+    pixels = taps.lines(kernel_h, groups_of(results, taps.group) * taps.group if is_open else filled(results))
 
     def element(n: Any, phase: Any, chunk: Any, pixel: Any, step: Any) -> Any:
         at = chunk * of.items + step
@@ -191,7 +191,7 @@ class Planes:
 
     @property
     def _pixels(self) -> int:
-        pixels: int = self.taps.lines(self.parts, rows_of(math.prod(self.geometry.output)))
+        pixels: int = self.taps.lines(self.parts, filled(math.prod(self.geometry.output)))
         return pixels
 
     def pack(self, weight: Array) -> Array:

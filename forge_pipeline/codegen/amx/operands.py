@@ -119,14 +119,9 @@ def tiles_of(extent: int) -> int:
     return 1 if extent <= ROWS else 2
 
 
-def rows_of(count: int) -> int:
-    """Return so many rows, or pixels, filled up to whole tiles."""
+def filled(count: int) -> int:
+    """Return so many rows, pixels or columns, filled up to whole tiles."""
     return round_up(count, ROWS * tiles_of(count))
-
-
-def columns_of(count: int) -> int:
-    """Return so many columns filled up to whole panels."""
-    return round_up(count, LANES * tiles_of(count))
 
 
 def round_up(extent: int, unit: int) -> int:

@@ -18,7 +18,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from forge_pipeline.codegen.amx import few_rows, operands
 from forge_pipeline.codegen.amx.configuration import LAST, TILES
 from forge_pipeline.codegen.amx.lines import MATRIX, PIECE, Taps, copy_lines
-from forge_pipeline.codegen.amx.operands import ALL, Operands, round_up, rows_of
+from forge_pipeline.codegen.amx.operands import ALL, Operands, filled, round_up
 from forge_pipeline.codegen.amx.rows import GROUP, IMAGE, Rows, groups_of, is_few
 from forge_pipeline.codegen.amx.tiles import BYTES, LANES, ROWS, WORDS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
@@ -86,11 +86,16 @@ def of_image(sums: te.Tensor, geometry: Geometry, taps: Taps) -> Callable[..., A
     return read
 
 
+def blocked_shape(image: te.Tensor, geometry: Geometry) -> tuple[Any, ...]:
+    """Return the shape of a result in blocks."""
+    return (image.shape[0], -(-geometry.filters // LANES), *geometry.output, LANES)
+
+
 def sums_of_image(lines: te.Tensor, panels: te.Tensor, of: Operands, geometry: Geometry, taps: Taps) -> te.Tensor:
     """Describe the sums (image, group if there are any, panel, pixel, tile side by side, column)."""
     results = geometry.output[0] * geometry.output[1]
     if not taps.group:
-        return sums_of(lines, panels, of, rows_of(results), taps)
+        return sums_of(lines, panels, of, filled(results), taps)
     return sums_of(lines, panels, of, taps.group, taps, groups_of(results, taps.group))
 
 

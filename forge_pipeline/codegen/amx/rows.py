@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Range, TensorLoad
 from tvm.s_tir import SBlockRealize, Schedule
 
-from forge_pipeline.codegen.amx.operands import rows_of
+from forge_pipeline.codegen.amx.operands import filled
 from forge_pipeline.codegen.amx.tiles import LANES, ROWS
 from forge_pipeline.codegen.tir import primitives, rewriting
 
@@ -73,7 +73,7 @@ class Rows:
 
     def group(self, size: int) -> int:
         """Return how many make a group, each ``size`` bytes of lines: all, filled up to whole tiles, where known."""
-        return group_of(size) if self.is_open else rows_of(self.count)
+        return group_of(size) if self.is_open else filled(self.count)
 
     def groups(self, group: int) -> Any:
         """Return how many groups there are."""

@@ -70,7 +70,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
 
 def _keep(function: Any, _module: Any, _context: Any) -> Any:
-    asked, stored = 0, _stored_by_tiles(function.body)
+    asked, addressed = 0, _addressed(function.body)
 
     def keep(allocation: tirx.AllocBuffer, _mutator: Any) -> Any:
         nonlocal asked
@@ -79,7 +79,7 @@ def _keep(function: Any, _module: Any, _context: Any) -> Any:
             asked += -(-_bytes(buffer) // ALIGNMENT) * ALIGNMENT
             return allocation
         notes = {**dict(allocation.annotations), KEPT: tirx.IntImm("bool", 1)}
-        if not any(buffer.same_as(other) for other in stored):
+        if not any(buffer.same_as(other) for other in addressed):
             return tirx.AllocBuffer(buffer, notes)
         room, start = _aligned(buffer)
         return tirx.SeqStmt([tirx.AllocBuffer(room, notes), tirx.DeclBuffer(buffer, data=start)])
@@ -92,8 +92,8 @@ def _keep(function: Any, _module: Any, _context: Any) -> Any:
     return kept
 
 
-def _stored_by_tiles(body: Any) -> list[Any]:
-    """Return the buffers whose address an instruction is given that writes them, as those for AMX's tiles are."""
+def _addressed(body: Any) -> list[Any]:
+    """Return the buffers whose address an instruction is given, as those of AMX are."""
     found: list[Any] = []
 
     def note(call: Call) -> None:

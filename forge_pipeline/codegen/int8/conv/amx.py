@@ -5,11 +5,11 @@ from __future__ import annotations
 from tvm import relax, te
 
 from forge_pipeline.codegen.amx.lines import Planes, lines_of_image, taps_in_rows
-from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, WORDS_OF_BYTES, columns_of
-from forge_pipeline.codegen.amx.products import is_worth, of_image, sums_of_image, typical_pixels
+from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, WORDS_OF_BYTES, filled
+from forge_pipeline.codegen.amx.products import blocked_shape, is_worth, of_image, sums_of_image, typical_pixels
 from forge_pipeline.codegen.amx.tiles import LANES
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
-from forge_pipeline.codegen.int8.conv.words import Entry, pack_int32, quantize_and_pack_int32
+from forge_pipeline.codegen.int8.conv.words import Entry, pack_int32, quantize_and_pack_int32, word_of
 from forge_pipeline.codegen.int8.requantize import Epilogue
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
@@ -46,7 +46,7 @@ def emit(
         )  # fmt: skip
     return graph.kernel(
         convolve, image, graph.constant(BYTES_BY_BYTES.pack(steps)),
-        *epilogue.constants(graph, (columns_of(geometry.filters),)),
+        *epilogue.constants(graph, (filled(geometry.filters),)),
         name="conv2d_u8", geometry=geometry, zero=zero, epilogue=epilogue, planes=planes,
     )  # fmt: skip
 
@@ -57,8 +57,7 @@ def planes_of(image: te.Tensor, geometry: Geometry, zero: int, entry: Entry | No
     With ``entry`` it is the model's input, of floats, which is quantized on the way.
     """
     words = pack_int32(image, AT_ONCE) if entry is None else quantize_and_pack_int32(image, AT_ONCE, *entry)
-    filler = zero * 0x01010101
-    return pad_image(words, geometry, filler - (filler >> 31 << 32), by_rows=True)  # int32 has a sign
+    return pad_image(words, geometry, word_of(zero, AT_ONCE), by_rows=True)
 
 
 def convolve(
@@ -74,7 +73,7 @@ def convolve(
         of = BYTES_BY_BYTES
     sums = sums_of_image(lines, panels, of, geometry, taps)
     return narrow_store.requantize(
-        (image.shape[0], -(-geometry.filters // LANES), *geometry.output, LANES), epilogue,
+        blocked_shape(image, geometry), epilogue,
         of_image(sums, geometry, taps),
         lambda _n, oc_block, _h, _w, lane: (term(oc_block * LANES + lane) for term in (bias, factor, *float_bias)),
     )  # fmt: skip

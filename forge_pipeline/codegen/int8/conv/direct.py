@@ -25,7 +25,7 @@ from forge_pipeline.codegen.float32.conv.direct import (
 from forge_pipeline.codegen.float32.conv.dynamic_shape import ROW_BLOCK
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.float32.conv.groups import merge_groups
-from forge_pipeline.codegen.int8.conv.words import Entry, pack_int32, quantize_and_pack_int32
+from forge_pipeline.codegen.int8.conv.words import Entry, pack_int32, quantize_and_pack_int32, word_of
 from forge_pipeline.codegen.int8.isa.dot_product import (
     BYTES,
     PACKED,
@@ -139,10 +139,7 @@ def sums_of(
     oc_blocks_per_group = oc_blocks // geometry.groups
     blocks_per_group = -(-geometry.channels // geometry.groups // lanes)
     is_packed = len(image.shape) == 4
-    filler = zero
-    if is_packed:
-        filler *= sum(1 << 32 // dot.k_inner * place for place in range(dot.k_inner))
-        filler -= filler >> 31 << 32  # the number of these bits: int32 has a sign
+    filler = word_of(zero, dot.k_inner) if is_packed else zero
     geometry = geometry.of(image)
     out_h, out_w = geometry.output
     if in_place:

@@ -13,6 +13,12 @@ Entry = tuple[Affine, tuple[int, ...]]
 """How a model's input is quantized, and the order of its axes that makes it an image."""
 
 
+def word_of(value: int, k_inner: int) -> int:
+    """Return the int32 that holds ``value`` for each of ``k_inner`` channels; it has a sign."""
+    word = value * sum(1 << 32 // k_inner * place for place in range(k_inner))
+    return word - (word >> 31 << 32)
+
+
 def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
     """Describe an image in plain form as int32 of ``k_inner`` channels each: (N, C / k_inner, H, W)."""
     return _pack_int32(image.shape, image, k_inner)

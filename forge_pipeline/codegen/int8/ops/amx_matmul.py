@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, te
 
 from forge_pipeline.codegen.amx.lines import lines_of_matrix
-from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, columns_of
+from forge_pipeline.codegen.amx.operands import BYTES_BY_BYTES, filled
 from forge_pipeline.codegen.amx.products import is_worth, of_matrix, sums_of, typical_rows
 from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.layout.builder import Array, Graph
@@ -20,7 +20,7 @@ def emit(graph: Graph, flat: relax.Expr, rows: Any, weight: Array, epilogue: Epi
     columns = weight.shape[1]
     return graph.kernel(
         multiply, flat, graph.constant(BYTES_BY_BYTES.pack(weight[None])),
-        *epilogue.constants(graph, (columns_of(columns),)),
+        *epilogue.constants(graph, (filled(columns),)),
         name="dense_u8", columns=columns, epilogue=epilogue,
     )  # fmt: skip
 
