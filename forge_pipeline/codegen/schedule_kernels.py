@@ -96,7 +96,7 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
             done[variable] = function.with_attr("tirx.is_scheduled", True)
             generic[variable.name_hint] = "its loops are TVM's: sorting, or a running sum"
             continue
-        kernel = rows.by_groups(open_size.by_tiles(flatten_pixels.flatten(function)))
+        kernel = narrow_store.part_whole(rows.by_groups(open_size.by_tiles(flatten_pixels.flatten(function))))
         done[variable], rules[variable], reason = _scheduled(kernel, machine.computing(computed_in(kernel)))
         if reason is not None:
             generic[variable.name_hint] = reason

@@ -25,6 +25,7 @@ from forge_pipeline.codegen.layout.fusion import (
     PATTERN,
     close_open_kernels,
     cut_chains,
+    know_larger_results,
     part_broadcasts,
     store_bytes,
 )
@@ -145,7 +146,7 @@ def legalize(work: Lowering, entry: Entry) -> None:
 @_on_each
 def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
-    module = close_open_kernels(relax.transform.AnnotateTIROpPattern()(entry.module))
+    module = close_open_kernels(know_larger_results(relax.transform.AnnotateTIROpPattern()(entry.module)))
     if work.options.opt_level >= FUSED:
         apart = part_broadcasts(cut_chains(module))
         grouped = relax.transform.FuseOps()(apart)

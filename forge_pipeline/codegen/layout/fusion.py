@@ -22,11 +22,14 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, TensorLoad
+from tvm.sym.analyzer import Analyzer
 
-PATTERN, BROADCAST, FUSABLE_OUTPUT, OPAQUE = "op_pattern", 1, 4, 8
+from forge_pipeline.codegen.tir import rewriting
+
+PATTERN, BROADCAST, INJECTIVE, FUSABLE_OUTPUT, OPAQUE = "op_pattern", 1, 2, 4, 8
 """TVM's attribute of a kernel that says what may be fused with it, and its values kBroadcast (up to it, elements are
-computed by themselves), kOutEWiseFusable (elementwise operators are fused into what computes their operand) and
-kOpaque (nothing is)."""
+computed by themselves), kInjective (each is one of the operand's, at another place), kOutEWiseFusable (elementwise
+operators are fused into what computes their operand) and kOpaque (nothing is)."""
 
 ALONE = "_alone"
 """The end of the name of a kernel that only stores its result, where another one like it may go on."""
@@ -42,6 +45,41 @@ WRITTEN_OUT = {
 
 MOST_NAMED = 2000
 """How often the expression of a fused kernel may name an element that it reads: two functions as exp in a row."""
+
+
+def know_larger_results(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module`` in which no kernel counts as elementwise whose result goes on where its operand ends.
+
+    One that puts something behind an axis reads each element at the place where it writes it, which is all that TVM
+    looks at; fused into the kernel that computes the operand, it would have only the loops over that.
+    """
+    larger = {
+        variable: function.with_attr(PATTERN, INJECTIVE)
+        for variable, function in module.functions_items()
+        if int((getattr(function, "attrs", None) or {}).get(PATTERN, OPAQUE)) <= BROADCAST and _goes_on(function)
+    }
+    module = module.clone()
+    for variable, function in larger.items():
+        module[variable] = function
+    return module
+
+
+def _goes_on(function: tirx.PrimFunc) -> bool:
+    """Return whether an axis of a kernel's result is longer than the one of an operand that is read along it."""
+    analyzer = Analyzer()
+    for realize in rewriting.realizes(function.body):
+        extents = {axis.var: axis.dom.extent for axis in realize.block.iter_vars}
+        loads: list[Any] = []
+        tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append)])
+        for load in loads:
+            for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
+                if (
+                    isinstance(index, tirx.Var)
+                    and index in extents
+                    and not analyzer.can_prove(extents[index] <= extent)
+                ):
+                    return True
+    return False
 
 
 def close_open_kernels(module: tvm.IRModule) -> tvm.IRModule:
@@ -67,7 +105,7 @@ def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
 
     def variables(parameter: Any) -> set[Any]:
         extents = parameter.ty.shape if hasattr(parameter.ty, "shape") else [parameter]
-        return {extent for extent in extents if isinstance(extent, tirx.Var)}
+        return {variable for extent in extents for variable in rewriting.variables(extent)}
 
     given, results = function.params[:operands], function.params[operands:]
     known, own = (set[Any]().union(*map(variables, parameters)) for parameters in (given, results))

@@ -57,10 +57,11 @@ class Judge:
         """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run.
 
         Of what is quantized that is a little more than the largest of a few draws: the compiled model is another draw,
-        and one in four would be beyond them. Of floats that is twice what inputs that are moved by their spacing show,
-        or twice what ONNX Runtime is off from its own results in double precision: either side has errors of its own.
+        and one in four would be beyond them. Of floats that is twice what inputs, and weights, show that are moved by
+        their spacing, or twice what ONNX Runtime is off from its own results in double precision: either side has
+        errors of its own.
         """
-        from forge_pipeline.codegen.verification.rounding import DRAWS, dithered, nudged
+        from forge_pipeline.codegen.verification.rounding import DRAWS, dithered, nudged, with_nudged_weights
         from forge_pipeline.ir.reference.double import feed_in_double, in_double
 
         noise = dict.fromkeys(wanted, NOTHING)
@@ -78,6 +79,7 @@ class Judge:
                 see(dithered(self.model, seed), feed, BEYOND)
             else:
                 see(self.model, nudged(feed, seed), 2)
+                see(with_nudged_weights(self.model, seed), nudged(feed, seed), 2)
         if not is_quantized:
             see(in_double(self.model), feed_in_double(feed), 2)
         return noise

@@ -9,8 +9,10 @@ measured, not what quantization costs. Wrong code is off by more than that, as f
 
 In a model of floats it is its inputs that fall otherwise, by the spacing of their type: what this moves an output by,
 no order of sums can tell (the condition of a result: Higham, Accuracy and Stability of Numerical Algorithms, 1.6). The
-distance of a point to itself, as a root of what cancels, is such a one. What the sums inside lose beside their largest
-terms shows in double precision alone: the logarithm of a spectrum where it is silent.
+distance of a point to itself, as a root of what cancels, is such a one. So do the weights: what a sum of products loses
+to rounding is what other factors, each off by a few spacings, would have given (backward error: Higham, 3.1), and a
+deep network adds up that of all its layers. What the sums inside lose beside their largest terms shows in double
+precision alone: the logarithm of a spectrum where it is silent.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 DRAWS: Final = 3
 """Times that the roundings are drawn; the largest difference counts."""
+
+SUMS: Final = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN"}
+"""Operators that add up products by constants."""
 
 
 def dithered(model: ModelProto, seed: int) -> ModelProto:
@@ -43,16 +48,40 @@ def nudged(feed: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     import numpy as np
 
     draw = np.random.default_rng(seed)
+    return {name: _moved(np.asarray(values), draw) for name, values in feed.items()}
 
-    def moved(values: np.ndarray) -> np.ndarray:
-        if values.dtype.kind != "f":
-            return values
-        most = np.finfo(values.dtype).max  # a mask's value that stands for minus infinity stays finite
-        step = np.where(np.abs(values) < most, draw.integers(-1, 2, values.shape), 0)
-        towards = np.copysign(np.inf, step).astype(values.dtype)
-        return np.where(step == 0, values, np.nextafter(values, towards))
 
-    return {name: moved(np.asarray(values)) for name, values in feed.items()}
+def with_nudged_weights(model: ModelProto, seed: int) -> ModelProto:
+    """Return a copy of ``model`` in which the floats of constant factors of sums fall otherwise, as ``nudged`` has it.
+
+    Those that lie outside of the model stay what they are.
+    """
+    import numpy as np
+    from onnx import numpy_helper
+    from onnx.external_data_helper import uses_external_data
+
+    from forge_pipeline.ir.traversal import every_graph
+
+    changed, draw = type(model)(), np.random.default_rng(seed)
+    changed.CopyFrom(model)
+    for graph in every_graph(changed):
+        factors = {name for node in graph.node if node.op_type in SUMS for name in node.input}
+        for tensor in graph.initializer:
+            if tensor.name in factors and not uses_external_data(tensor):
+                moved = _moved(numpy_helper.to_array(tensor), draw)
+                tensor.CopyFrom(numpy_helper.from_array(moved, tensor.name))
+    return changed
+
+
+def _moved(values: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    import numpy as np
+
+    if values.dtype.kind != "f":
+        return values
+    most = np.finfo(values.dtype).max  # a mask's value that stands for minus infinity stays finite
+    step = np.where(np.abs(values) < most, draw.integers(-1, 2, values.shape), 0)
+    towards = np.copysign(np.inf, step).astype(values.dtype)
+    return np.where(step == 0, values, np.nextafter(values, towards))
 
 
 def _dither(graph: GraphProto, tag: str, seed: float) -> None:

@@ -77,11 +77,12 @@ class Evaluator:
 
 
 def _compared(network: Network) -> list[str]:
+    """Return what stands for each output: floats, but of a model that has integers alone."""
     values = []
     for output in network.model.graph.output:
         name = output.name
         node = network.producer.get(name)
-        while node is not None and node.op_type in SQUASHED | {"Reshape", "Identity", "Cast"}:
+        while node is not None and node.op_type in SQUASHED | {"Reshape", "Identity", "Cast", "QuantizeLinear"}:
             squashed = node.op_type in SQUASHED
             before = node.input[0]
             if before in network.constants or before not in network.floats:
@@ -90,4 +91,4 @@ def _compared(network: Network) -> list[str]:
             if squashed:
                 break
         values.append(name if name in network.floats else output.name)
-    return [name for name in values if name in network.floats]
+    return [name for name in values if name in network.floats] or values

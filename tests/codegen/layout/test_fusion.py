@@ -1,6 +1,8 @@
-"""Chains of elementwise operators are one kernel each, up to a size of its expression that TVM can work with."""
+"""What is fused: chains of elementwise operators up to a size of their expression; nothing larger than its operand."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +17,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 from tests.support.sums import assert_close
+from tests.support.tiled import assert_same, model
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 HOST = Target.from_tag("host")
@@ -70,3 +73,27 @@ def test_values_on_both_sides_of_a_cut_compute_what_their_operators_do() -> None
     x = np.array([[2.0, 3.0, 4.0], [1.5, 2.5, 2.25]], np.float32)
     (wanted,) = ort.InferenceSession(model.SerializeToString()).run(None, {"v0": x})
     assert_close(Engine(build(model, HOST, OPTIONS).to_bytes())(x)[0], wanted, within=1e-4)
+
+
+BEFORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "MaxPool": ({"kernel_shape": [2, 2], "strides": [2, 2]}, {}),
+    "AveragePool": ({"kernel_shape": [3, 3]}, {}),
+    "MatMul": ({}, {"w": np.random.default_rng(0).standard_normal((12, 20)).astype(np.float32)}),
+    "Resize": ({"mode": "linear"}, {"": None, "scales": np.array([1, 1, 2, 2], np.float32)}),
+}
+
+
+@pytest.mark.parametrize("height", [10, "height"])
+@pytest.mark.parametrize("axis", [1, 2, 3])
+@pytest.mark.parametrize("operator", BEFORE)
+def test_what_is_put_behind_the_results_of_a_kernel_is_there(operator: str, axis: int, height: int | str) -> None:
+    attributes, operands = BEFORE[operator]
+    ends = np.zeros(8, np.int64)
+    ends[4 + axis] = 3
+    nodes = [
+        helper.make_node(operator, ["x", *operands], ["results"], **attributes),
+        helper.make_node("Pad", ["results", "ends", "half"], ["padded"]),
+        helper.make_node("Relu", ["padded"], ["y"]),
+    ]
+    weights = {name: value for name, value in operands.items() if name} | {"ends": ends, "half": np.float32(0.5)}
+    assert_same(model(nodes, {"x": (1, 16, height, 12)}, weights), [{"height": 10}], terms=16)

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.verification.judge import Judge
-from forge_pipeline.codegen.verification.rounding import dithered, nudged
+from forge_pipeline.codegen.verification.rounding import dithered, nudged, with_nudged_weights
 from forge_pipeline.errors import VerificationError
 from forge_pipeline.ir.reference.interpreter import Interpreter
 
@@ -150,6 +150,31 @@ def test_a_float_model_is_forgiven_what_its_sums_lose_where_they_cancel() -> Non
     assert 1e-5 < told.worst["y"] <= told.rounding["y"] < 1e-2
     with pytest.raises(VerificationError, match="where rounding alone moves it by"):
         told.compare(feed, ["y"], [want], [want * np.float32(1.1)])
+
+
+def deep(layers: int) -> onnx.ModelProto:
+    """Return products by weights of one sign after another, each of which cancels most of what it adds up."""
+    random, nodes, weights = np.random.default_rng(0), [], []
+    for layer in range(layers):
+        weight = random.standard_normal((64, 64)) / 8
+        weights.append(onnx.numpy_helper.from_array(weight.astype(np.float32), f"w{layer}"))
+        nodes.append(onnx.helper.make_node("MatMul", [f"x{layer}", f"w{layer}"], [f"x{layer + 1}"]))
+    ends = [onnx.helper.make_tensor_value_info(f"x{at}", onnx.TensorProto.FLOAT, (1, 64)) for at in (0, layers)]
+    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "deep", ends[:1], ends[1:], weights), ir_version=9)
+
+
+def test_what_sums_of_many_layers_lose_shows_where_their_weights_are_moved() -> None:
+    model, feed = deep(24), {"x0": np.ones((1, 64), np.float32)}
+    (want,) = Interpreter(model)(feed).values()
+    inputs = [Interpreter(model)(nudged(feed, seed))["x24"] for seed in range(3)]
+    moved = [Interpreter(with_nudged_weights(model, seed))(feed)["x24"] for seed in range(3)]
+    by_inputs, by_weights = (max(abs(each - want).max() for each in found) for found in (inputs, moved))
+    assert by_weights > 2 * by_inputs > 0
+    kept = with_nudged_weights(model, 0).graph.initializer[0]
+    before = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    after = onnx.numpy_helper.to_array(kept)
+    assert (after != before).any()
+    np.testing.assert_allclose(after, before, rtol=2e-7)
 
 
 def test_the_least_number_stays_finite() -> None:

@@ -159,6 +159,24 @@ def test_a_tool_that_does_not_help_is_not_kept(chain: ONNXModule, images: list[F
     assert evaluator.sqnr(model.mod) >= evaluator.sqnr(plain.mod)
 
 
+@pytest.mark.parametrize("end", ["QuantizeLinear(h, scale, zero)", "ArgMax<axis=1>(h)"])
+def test_a_model_whose_outputs_are_integers_is_compared_by_these_or_by_what_they_store(parse: Parse, end: str) -> None:
+    draw = np.random.default_rng(2)
+    kind = "uint8" if "scale" in end else "int64"
+    shape = "[1, 6, 4, 4]" if "scale" in end else "[1, 1, 4, 4]"
+    net = parse(
+        f"""<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 3, 4, 4] x) => ({kind}{shape} y) {{ h = Conv(x, w) y = {end} }}""",
+        {
+            "w": draw.normal(size=(6, 3, 1, 1)).astype(np.float32),
+            "scale": np.float32(0.05), "zero": np.uint8(128),
+        },
+    )  # fmt: skip
+    feeds: list[Feed] = [{"x": draw.normal(size=(1, 3, 4, 4)).astype(np.float32)} for _ in range(8)]
+    _, report = quantize_statically(settings(), net, learn(net, feeds), probes(feeds))
+    assert 5 < report["sqnr_db"] < 80
+
+
 def test_bias_correction_removes_the_mean_error(chain: ONNXModule, images: list[Feed]) -> None:
     ranges = learn(chain, images)
 

@@ -26,7 +26,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
         return None
     if winograd.choose(graph.machine, phase_of(geometry), weight) is None:
         return None
-    image = graph.blocked(source)
+    image = graph.named(graph.blocked(source))
     apart = graph.named(graph.kernel(part, image, name="phases_apart", geometry=geometry))
     inner = replace(phase_of(geometry), size=tuple(shape_of(apart)[2:4]))
     found = winograd.emit(graph, Value(blocked=apart, channels=geometry.channels), weight, inner)
@@ -35,7 +35,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     height, width = geometry.dilation
     named = graph.named(found)
     phases = graph.emit(relax.op.reshape(named, (shape_of(image)[0], height * width, *shape_of(named)[1:])))
-    return graph.kernel(join, phases, name="phases_together", geometry=geometry)
+    return graph.kernel(join, phases, image, name="phases_together", geometry=geometry)
 
 
 def phase_of(geometry: Geometry) -> Geometry:
@@ -83,12 +83,17 @@ def part(image: te.Tensor, geometry: Geometry) -> te.Tensor:
     return te.compute((batch * (rows * columns), blocks, *phase_of(geometry).size, lanes), element, name="phases_apart")
 
 
-def join(phases: te.Tensor, geometry: Geometry) -> te.Tensor:
-    """Describe the image whose phases are (batch, phases, blocks, height, width, lanes)."""
+def join(phases: te.Tensor, image: te.Tensor, geometry: Geometry) -> te.Tensor:
+    """Describe the image whose phases are (batch, phases, blocks, height, width, lanes).
+
+    ``image`` is what was convolved: its size, which the phases do not tell, makes that of the result.
+    """
+    geometry = geometry.of(image)
     rows, columns = geometry.dilation
     batch, _, blocks, _, _, lanes = phases.shape
 
     def element(n: Any, block: Any, h: Any, w: Any, lane: Any) -> Any:
-        return phases[n, h % rows * columns + w % columns, block, h // rows, w // columns, lane]
+        found = phases(n, h % rows * columns + w % columns, block, h // rows, w // columns, lane)
+        return tirx.Select(h < geometry.output[0], found, tirx.const(0, phases.dtype))  # else TVM fails at a copy
 
     return te.compute((batch, blocks, *geometry.output, lanes), element, name="phases_together")

@@ -12,6 +12,7 @@ panel's column and the one a vector behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import te, tirx
@@ -38,6 +39,36 @@ def tile_rows(machine: Machine, rows: Any, depth: Any) -> int:
     return choose_rows(machine, PANEL_VECTORS, depth if isinstance(depth, int) else STEPS, lengths)[1]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The rows of a query of ``shape`` (..., rows, depth), in blocks of ``tile``; the last repeats the last row.
+
+    ``batches`` are its axes before rows without those of one element, as TVM knows no block by an axis of one.
+    """
+
+    shape: Sequence[Any]
+    tile: int
+
+    @property
+    def batches(self) -> list[Any]:
+        """The extents that are not one."""
+        return [extent for extent in self.shape[:-2] if not _is_one(extent)]
+
+    @property
+    def extents(self) -> tuple[Any, ...]:
+        """Batches, blocks, and rows of a block."""
+        return (*self.batches, tirx.floordiv(self.shape[-2] + (self.tile - 1), self.tile), self.tile)
+
+    def whole(self, batch: Sequence[Any]) -> list[Any]:
+        """Return the place on all axes before rows."""
+        inner = iter(batch)
+        return [0 if _is_one(extent) else next(inner) for extent in self.shape[:-2]]
+
+    def row(self, block: Any, row: Any) -> Any:
+        """Return which row of all a row of a block is."""
+        return tirx.min(block * self.tile + row, self.shape[-2] - 1)
+
+
 def attend(
     query: te.Tensor, keys: te.Tensor, values: te.Tensor, *terms: te.Tensor,
     steps: Sequence[tuple[str, float | None]], zero_for_nan: bool, tile: int, lanes: int,
@@ -49,19 +80,10 @@ def attend(
     ``terms``, which broadcasts, and has as many columns as all panels (``fill``). ``zero_for_nan``: a row without a
     column that counts gives zeros. The result has tiles of rows, (..., tiles, tile, width), and no axes of one before.
     """
-    *leading, rows, depth = query.shape
-    batches = [extent for extent in leading if not _is_one(extent)]  # TVM knows no block by an axis of one
+    blocks, depth = Blocks(shape=query.shape, tile=tile), query.shape[-1]
     columns, width = keys.shape[-1], PANEL_VECTORS * lanes
-    is_paired, kind = query.dtype == "int32", keys.dtype
-    count = tirx.floordiv(columns + (width - 1), width)
-    shape = (*batches, tirx.floordiv(rows + (tile - 1), tile), tile)
-
-    def whole(batch: Sequence[Any]) -> list[Any]:
-        inner = iter(batch)
-        return [0 if _is_one(extent) else next(inner) for extent in leading]
-
-    def row_of(block: Any, row: Any) -> Any:
-        return tirx.min(block * tile + row, rows - 1)
+    is_paired = query.dtype == "int32"
+    count, shape, whole = panels_of(columns, lanes), blocks.extents, blocks.whole
 
     def packed(*at: Any) -> Any:
         *batch, panel, step, lane = at
@@ -74,49 +96,16 @@ def attend(
     def multiplied(one: Any, other: Any) -> Any:
         return bfloat16_pairs.dot(one, other) if is_paired else one * other
 
-    panels = te.compute((*batches, count, depth, width), packed, name=PANELS)
+    panels = te.compute((*blocks.batches, count, depth, width), packed, name=PANELS)
     step = te.reduce_axis((0, depth), "step")
 
     def product(*at: Any) -> Any:
         *batch, block, row, panel, vector, lane = at
-        number = query(*whole(batch), row_of(block, row), step)
+        number = query(*whole(batch), blocks.row(block, row), step)
         return te.sum(multiplied(number, panels(*batch, panel, step, vector * lanes + lane)), axis=[step])
 
     scores = te.compute((*shape, count, PANEL_VECTORS, lanes), product, name="scores", attrs={primitives.FAMILY: NAME})
-
-    def score(*at: Any) -> Any:
-        *batch, block, row, panel, vector, lane = at
-        value, rest, column = scores(*at), iter(terms), panel * width + vector * lanes + lane
-        for operator, constant in steps:
-            other = tirx.const(constant, kind) if constant is not None else None
-            if other is None:
-                term, place = next(rest), (*whole(batch), row_of(block, row), column)
-                other = term(*(0 if _is_one(e) else i for i, e in zip(place, term.shape, strict=True)))
-            value = OPERATORS[operator](value, other)
-        return tirx.Select(column < columns, value, tirx.const(float("-inf"), kind))
-
-    row = te.compute(scores.shape, score, name="row")
-    most = _reduced(te.max, row, shape, "most")
-
-    def power(*at: Any) -> Any:
-        score, greatest = row(*at), most(*at[:-3])
-        return short_math.exp_of_difference(score, greatest) if is_paired else te.exp(score - greatest)
-
-    if is_paired:
-        vector, none = te.reduce_axis((0, PANEL_VECTORS), "vector"), tirx.const(0, kind)
-
-        def share(*at: Any) -> Any:  # a sum, as TVM's schedule finds no place for what reads a vector and the next one
-            found = power(*at[:-1], vector, at[-1])
-            both = (tirx.Select(vector == number, found, none) for number in range(PANEL_VECTORS))
-            return te.sum(bfloat16_pairs.pair(*both), axis=[vector])
-
-        shares = te.compute((*shape, count, lanes), share, name=SHARES)
-        ones = bfloat16_pairs.pair(tirx.const(1, kind), tirx.const(1, kind))
-        total = _reduced(te.sum, shares, shape, "total", times=ones)
-    else:
-        shares = te.compute(row.shape, power, name=SHARES)
-        total = _reduced(te.sum, shares, shape, "total")
-    inverse = te.compute(total.shape, lambda *i: tirx.const(1, kind) / total(*i), name="inverse")
+    shares = weigh(scores, *terms, blocks=blocks, columns=columns, steps=steps, is_paired=is_paired)
     each = [te.reduce_axis((0, extent), "each") for extent in shares.shape[len(shape) :]]
 
     def mix(*at: Any) -> Any:
@@ -126,11 +115,66 @@ def attend(
             place = [tirx.min(panel * width + vector * lanes + column, columns - 1)]
         return te.sum(multiplied(shares(*at[:-1], *each), values(*whole(at[:-3]), *place, at[-1])), axis=each)
 
-    mixed = te.compute((*shape, values.shape[-1]), mix, name="mixed")
+    return divide(te.compute((*shape, values.shape[-1]), mix, name="mixed"), shares, zero_for_nan=zero_for_nan)
+
+
+def panels_of(columns: Any, lanes: int) -> Any:
+    """Return how many panels so many columns fill."""
+    width = PANEL_VECTORS * lanes
+    return tirx.floordiv(columns + (width - 1), width)
+
+
+def weigh(
+    scores: te.Tensor, *terms: te.Tensor,
+    blocks: Blocks, columns: Any, steps: Sequence[tuple[str, float | None]], is_paired: bool,
+) -> te.Tensor:  # fmt: skip
+    """Describe the powers of scores (batches..., block, row, panel, vector, lane) less the most of their row.
+
+    Or pairs of them, those of a panel's two vectors.
+    """
+    lanes = int(scores.shape[-1])
+
+    def score(*at: Any) -> Any:
+        *batch, block, row, panel, vector, lane = at
+        value, rest, column = scores(*at), iter(terms), panel * (PANEL_VECTORS * lanes) + vector * lanes + lane
+        for operator, constant in steps:
+            other = tirx.const(constant, "float32") if constant is not None else None
+            if other is None:
+                term, place = next(rest), (*blocks.whole(batch), blocks.row(block, row), column)
+                other = term(*(0 if _is_one(e) else i for i, e in zip(place, term.shape, strict=True)))
+            value = OPERATORS[operator](value, other)
+        return tirx.Select(column < columns, value, tirx.const(float("-inf"), "float32"))
+
+    row = te.compute(scores.shape, score, name="row")
+    most = _reduced(te.max, row, blocks.extents, "most")
+
+    def power(*at: Any) -> Any:
+        score, greatest = row(*at), most(*at[:-3])
+        return short_math.exp_of_difference(score, greatest) if is_paired else te.exp(score - greatest)
+
+    if not is_paired:
+        return te.compute(row.shape, power, name=SHARES)
+    vector, none = te.reduce_axis((0, PANEL_VECTORS), "vector"), tirx.const(0, "float32")
+
+    def share(*at: Any) -> Any:  # a sum, as TVM's schedule finds no place for what reads a vector and the next one
+        found = power(*at[:-1], vector, at[-1])
+        both = (tirx.Select(vector == number, found, none) for number in range(PANEL_VECTORS))
+        return te.sum(bfloat16_pairs.pair(*both), axis=[vector])
+
+    return te.compute((*scores.shape[:-2], lanes), share, name=SHARES)
+
+
+def divide(mixed: te.Tensor, shares: te.Tensor, *, zero_for_nan: bool) -> te.Tensor:
+    """Describe the product (batches..., block, row, ...) of ``shares`` by the values, divided by the shares' sum."""
+    is_paired, rows = shares.dtype == "int32", shares.shape[: -2 if shares.dtype == "int32" else -3]
+    one = tirx.const(1, "float32")
+    total = _reduced(te.sum, shares, rows, "total", times=bfloat16_pairs.pair(one, one) if is_paired else None)
+    inverse = te.compute(total.shape, lambda *i: one / total(*i), name="inverse")
 
     def element(*at: Any) -> Any:
-        value = mixed(*at) * inverse(*at[:-1])
-        return tirx.Select(total(*at[:-1]) > 0, value, tirx.const(0, kind)) if zero_for_nan else value
+        row = at[: len(rows)]
+        value = mixed(*at) * inverse(*row)
+        return tirx.Select(total(*row) > 0, value, tirx.const(0, "float32")) if zero_for_nan else value
 
     return te.compute(mixed.shape, element, name="attention")
 

@@ -27,6 +27,7 @@ from forge_pipeline.codegen.layout.quantized_values import (
 )
 from forge_pipeline.codegen.layout.rows import as_shape, image_of
 from forge_pipeline.codegen.layout.symbolic_cast import Named
+from forge_pipeline.codegen.tir.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,13 @@ class Convolution(DeferredSums):
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         return self.strategy.emit(graph, self, affine)
+
+    def largest(self, machine: Machine) -> float:
+        """Return the most that a result can be, in real units."""
+        if self.dynamic is not None:
+            return float("inf")
+        sums = self.weight.astype(np.int64).sum(axis=tuple(range(1, self.weight.ndim)))
+        return float(self.epilogue(machine, None, sums).largest(self.weight).max(initial=0))
 
     def of_filters(self, weight: Array, rows: Array) -> Convolution:
         """Return one with the ``weight`` of other filters, that have scale and bias of those in ``rows``."""

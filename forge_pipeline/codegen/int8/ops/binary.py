@@ -17,10 +17,14 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.int8.conv.match import Convolution
+from forge_pipeline.codegen.int8.isa.table import instruction_set
 from forge_pipeline.codegen.int8.ops.matmul import Product
-from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, rounded, stored
+from forge_pipeline.codegen.int8.requantize import RESULT_LIMIT
+from forge_pipeline.codegen.int8.x86 import narrow_store
+from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, clipped_float, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
+from forge_pipeline.codegen.tir.machine import Machine
 
 OPERATORS: Mapping[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "relax.add": ("add", operator.add),
@@ -53,12 +57,20 @@ class Binary(DeferredKernel):
             "fused": graph.machine.fused,
         }  # fmt: skip
         name = f"{OPERATORS[self.operator][0]}_u8"
+        bounded = affine is not None and self._is_bounded(graph.machine, affine)
         blocked = self._in_blocks(graph)
         if blocked is not None:
+            settings["bounded"] = bounded
             channels = max(value.source.channels for value in self.operands if isinstance(value, Dequantized))
             return Value(blocked=graph.kernel(combine, *blocked, name=name, **settings), channels=channels)
         plain = [self._plain(graph, value, shape) for value, shape in zip(self.operands, self.shapes, strict=True)]
         return Value(plain=graph.kernel(combine, *plain, name=name, **settings))
+
+    def _is_bounded(self, machine: Machine, affine: Affine) -> bool:
+        """Return whether results are known to fit int32 before they are clipped, and the CPU packs vectors of them."""
+        combine = operator.mul if self.operator == "relax.multiply" else operator.add
+        largest = combine(*(_largest(value, machine) for value in self.operands))
+        return instruction_set(machine).packs and largest < RESULT_LIMIT * affine.scale
 
     def _plain(self, graph: Graph, value: Value, shape: Shape) -> relax.Expr:
         if value.constant is not None:
@@ -89,9 +101,12 @@ class Binary(DeferredKernel):
 
 def combine(
     left: te.Tensor, right: te.Tensor, kind: str, affines: tuple[Affine | None, Affine | None],
-    result: Affine | None, clip: Clip, fused: bool,
+    result: Affine | None, clip: Clip, fused: bool, bounded: bool = False,
 ) -> te.Tensor:  # fmt: skip
-    """Describe the combination of two tensors of bytes or floats; one may be broadcast over the other."""
+    """Describe the combination of two tensors of bytes or floats; one may be broadcast over the other.
+
+    ``bounded``: results are in blocks, fit int32 before they are clipped, and may be packed.
+    """
     name, expression = OPERATORS[kind]
     pairs = list(zip(left.shape, right.shape, strict=True))
     shape = [other if _is_one(own) else own for own, other in pairs]
@@ -117,7 +132,19 @@ def combine(
             return clipped_float(value, clip)
         return stored(value if is_sum else quotient(value, result.scale, fused=fused), result, clip)
 
-    return te.compute(shape, element, name=name if result is None else f"quantize_{name}")
+    attributes: dict[str, int] = {}
+    if bounded and result is not None:
+        attributes = {narrow_store.WHOLE: 1, **narrow_store.packing(result, clip, int(shape[-1]))}
+    return te.compute(shape, element, name=name if result is None else f"quantize_{name}", attrs=attributes)
+
+
+def _largest(value: Value, machine: Machine) -> float:
+    """Return a bound of an operand's numbers, in real units."""
+    if value.constant is not None:
+        return float(abs(value.constant).max(initial=0))
+    if isinstance(value, Dequantized):
+        return max(value.affine.zero, LEVELS - value.affine.zero) * value.affine.scale
+    return value.deferred.largest(machine) if isinstance(value.deferred, Convolution) else float("inf")
 
 
 def _is_one(extent: Any) -> bool:

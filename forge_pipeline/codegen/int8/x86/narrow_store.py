@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import s_tir, te, tirx
-from tvm.ir import Range, TensorLoad
+from tvm.ir import Call, Range, TensorLoad
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -26,6 +26,10 @@ LANES, ZERO, LOW, HIGH = primitives.PACKED, "forge.zero", "forge.low", "forge.hi
 
 REAL = "real"
 """The name of the block with results before they are rounded."""
+
+PACKS, WHOLE = "forge.packs", "forge.whole"
+"""Annotations of a block whose kernel's schedule stores packed bytes, and of one behind it, fused, that may be packed
+but has results before they are rounded in its own expression."""
 
 TOGETHER = (4, 2, 1)
 """Pixels that are stored at once."""
@@ -45,10 +49,10 @@ def requantize(
 ) -> te.Tensor:
     """Describe what becomes of ``total(*at)``: ``constants(*at)`` are its bias, its factor, and perhaps an offset.
 
-    ``family`` schedules the block that stores it, where none before it says so.
+    ``family`` schedules the block that stores it, where none before it says so, and all that is fused behind it.
     """
     name, affine = f"finish_{to_float_if_needed(epilogue.affine)}", epilogue.affine
-    attributes: dict[str, Any] = {} if family is None else {primitives.FAMILY: family}
+    attributes: dict[str, Any] = {PACKS: 1} if family is None else {primitives.FAMILY: family}
     if affine is None or not epilogue.bounded:
         return te.compute(shape, lambda *at: epilogue.result(total(*at), *constants(*at)), name=name, attrs=attributes)
     real = te.compute(shape, lambda *at: epilogue.real(total(*at), *constants(*at)), name=REAL)
@@ -60,6 +64,47 @@ def packing(affine: Affine, clip: Clip, lanes: int) -> dict[str, int]:
     """Return the annotations of a block that packs what a block before it, read whole, has in steps of ``affine``."""
     low, high = (int(end) + affine.zero for end in clip.codes(affine))
     return {LANES: lanes, ZERO: affine.zero, LOW: low, HIGH: high}
+
+
+def part_whole(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel whose last block may be packed with its results before they are rounded in a block before it."""
+    *others, realize = rewriting.realizes(function.body) or [None]
+    if realize is None or WHOLE not in realize.block.annotations:
+        return function
+    if not any(PACKS in other.block.annotations for other in others):
+        return function
+    block, root = realize.block, function.body.block
+    notes = {name: note for name, note in block.annotations.items() if name != WHOLE}
+    zero, low, high = (int(notes[name]) for name in (ZERO, LOW, HIGH))
+    store = block.body
+    real = tirx.decl_buffer(store.buffer.ty.shape, "float32", REAL)
+    results = tirx.BufferRegion(real, block.writes[0].region)
+    steps, clip = Affine(scale=1.0, zero=zero), Clip(low=low - zero, high=high - zero)
+    value = stored(tirx.BufferLoad(real, store.indices), steps, clip)
+    exact = tirx.BufferStore(real, _unrounded(store.value), store.indices)
+    parts = (
+        s_tir.SBlock(block.iter_vars, block.reads, [results], REAL, exact),
+        s_tir.SBlock(
+            block.iter_vars, [results], block.writes, block.name_hint,
+            tirx.BufferStore(store.buffer, value, store.indices), annotations=notes,
+        ),
+    )  # fmt: skip
+    *nests, last = root.body.seq
+
+    def nest_of(part: Any) -> Any:
+        nest = rewriting.map_realizes(last, lambda old: SBlockRealize(old.iter_values, old.predicate, part))
+        return rewriting.with_own_axes(rewriting.clone(nest))
+
+    body = tirx.SeqStmt([*nests, *map(nest_of, parts)])
+    inner = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=[*root.alloc_buffers, real])
+    return function.with_body(SBlockRealize([], True, inner))
+
+
+def _unrounded(value: Any) -> Any:
+    """Return what an expression of ``stored`` clips, rounds and moves."""
+    while not isinstance(value, tirx.Max):
+        value = value.args[0] if isinstance(value, Call) else value.a if isinstance(value, tirx.Add) else value.value
+    return value.a.a
 
 
 def is_packed(sch: Schedule, last: SBlockRV) -> bool:

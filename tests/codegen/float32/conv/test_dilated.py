@@ -48,6 +48,17 @@ def test_phases_of_an_image_are_convolved_as_images(image: Shape, dilations: lis
     assert_same(source, sizes, terms=9 * int(image[1]))
 
 
+def test_images_of_any_size_may_shrink_from_one_to_the_next() -> None:
+    weight = np.random.default_rng(5).standard_normal((32, 32, 3, 3)).astype(np.float32) / 32
+    nodes = [
+        helper.make_node("Conv", [x, "w"], [y], dilations=[2, 1], pads=[1, 1, 1, 1])
+        for x, y in (("x", "c"), ("a", "y"))
+    ]
+    nodes.insert(1, helper.make_node("LeakyRelu", ["c"], ["a"]))
+    source = model(nodes, {"x": (1, 32, "height", 33)}, {"w": weight})
+    assert_same(source, [{"height": 40}, {"height": 9}], terms=9 * 32, tag=TAG)
+
+
 def test_an_image_of_few_pixels_for_each_phase_is_convolved_as_it_is() -> None:
     source = dilated((1, 64, 14, 14), dilations=[12, 12], pads=[12, 12, 12, 12])
     assert not any(APART in name for name in kernels_of(compiled(source, tag=TAG)))

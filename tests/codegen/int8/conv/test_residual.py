@@ -141,6 +141,25 @@ def test_a_sum_far_outside_of_a_byte_is_clipped_before_neighbours_are_packed(lar
     check(net, y, net.node("MaxPool", y, kernel_shape=[2, 2]))  # two readers: bytes are stored
 
 
+@pytest.mark.parametrize("tag", ["x86-64/v3", "intel/sapphire-rapids-amx"])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("operator", ["Add", "Sub", "Mul"])
+def test_neighbours_are_packed_where_bytes_are_combined_with_sums(operator: str, is_large: bool, tag: str) -> None:
+    net = Net(1, 16, 7, 9)
+    scale, x = exact_scales(32), net.pair("x", IN)
+    scale[::9] *= 2.0**30 if is_large else 1  # beyond int32, in steps of the result
+    y = net.node("Conv", x, net.weight((32, 16, 1, 1), scale), net.bias(scale * IN[0]))
+    other = net.pair(net.node("Conv", x, net.weight((32, 16, 1, 1), exact_scales(32))), (37.7, 100))
+    step = 12345.6 if operator == "Mul" else 61.3
+    y = net.pair(net.node("Relu", net.node(operator, y, other)), (step, 3))
+    both = y, net.node("MaxPool", y, kernel_shape=[2, 2])  # two readers: bytes are stored
+    kernels = lower(import_model(prepare(net.finish(*both))), Target.from_tag(tag), OPTIONS).module
+    name = {"Add": "_add_u8", "Sub": "_subtract_u8", "Mul": "_multiply_u8"}[operator]
+    (script,) = (kernel.script() for variable, kernel in kernels.functions_items() if name in variable.name_hint)
+    assert ("packus" in script) == (not is_large)
+    check(net, *both)
+
+
 @pytest.mark.every(9)
 @pytest.mark.parametrize("kind", ["groups", "few channels", "measured"])
 def test_what_is_not_computed_directly_is_added_to_a_convolution(kind: str) -> None:
