@@ -24,6 +24,7 @@ from forge_pipeline.codegen.gpu.sums import SHORT, Sums
 from forge_pipeline.codegen.gpu.threads import in_threads
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
+from forge_pipeline.codegen.layout.fusion import know_larger_results
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
@@ -93,7 +94,7 @@ def _graph_passes(options: Options, kind: str) -> list[Any]:
 def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options) -> list[Any]:
     """Return what turns operators into kernels: one each at level 0, then fused, then with constants folded."""
     if target.kind == "cuda":
-        *legalized, _ = cuda.legalize_passes(machine)
+        legalize, annotate, *fused, _ = cuda.legalize_passes(machine)
         gpu = dlight.gpu
         rows, groups = Tried(gpu.Reduction()), Tried(gpu.GeneralReduction())
         products = (Products(), Tried(gpu.Matmul()), Orderly(gpu.GEMV()))
@@ -101,7 +102,10 @@ def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options)
         return [
             *cuda.library_dispatch_passes(machine),
             relax.transform.LegalizeOps(convolutions(str(target.cuda_arch))),
-            *legalized,
+            legalize,
+            annotate,
+            tvm.transform.module_pass(lambda module, _: know_larger_results(module), opt_level=0),
+            *fused,
             dlight.ApplyDefaultSchedule(*schedules),
         ]
     passes = [*cpu_generic.pipeline.library_dispatch_passes(machine), relax.transform.LegalizeOps(bounds())]

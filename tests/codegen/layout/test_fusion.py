@@ -20,6 +20,7 @@ from tests.support.sums import assert_close
 from tests.support.tiled import assert_same, model
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+AUTO = Options(generator="auto", opt_level=3, float16=False, channel_layout=None)
 HOST = Target.from_tag("host")
 FUNCTIONS = {"Sigmoid": "T.sigmoid(", "Exp": "T.exp(", "Tanh": "T.tanh(", "Erf": "T.erf(", "Log": "T.log("}
 
@@ -83,10 +84,8 @@ BEFORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("height", [10, "height"])
-@pytest.mark.parametrize("axis", [1, 2, 3])
-@pytest.mark.parametrize("operator", BEFORE)
-def test_what_is_put_behind_the_results_of_a_kernel_is_there(operator: str, axis: int, height: int | str) -> None:
+def padded(operator: str, axis: int, height: int | str) -> onnx.ModelProto:
+    """Return an operator, and what stands behind its results."""
     attributes, operands = BEFORE[operator]
     ends = np.zeros(8, np.int64)
     ends[4 + axis] = 3
@@ -96,4 +95,18 @@ def test_what_is_put_behind_the_results_of_a_kernel_is_there(operator: str, axis
         helper.make_node("Relu", ["padded"], ["y"]),
     ]
     weights = {name: value for name, value in operands.items() if name} | {"ends": ends, "half": np.float32(0.5)}
-    assert_same(model(nodes, {"x": (1, 16, height, 12)}, weights), [{"height": 10}], terms=16)
+    return model(nodes, {"x": (1, 16, height, 12)}, weights)
+
+
+@pytest.mark.parametrize("height", [10, "height"])
+@pytest.mark.parametrize("axis", [1, 2, 3])
+@pytest.mark.parametrize("operator", BEFORE)
+def test_what_is_put_behind_the_results_of_a_kernel_is_there(operator: str, axis: int, height: int | str) -> None:
+    assert_same(padded(operator, axis, height), [{"height": 10}], terms=16)
+
+
+@pytest.mark.parametrize("operator", ["MaxPool", "MatMul"])
+def test_on_a_gpu_too_a_larger_result_has_loops_of_its_own(operator: str) -> None:
+    lowered = lower(import_model(prepare(padded(operator, 2, 10))), Target.from_tag("cuda/sm_80"), AUTO).module
+    names = {variable.name_hint for variable in lowered.get_global_vars()}
+    assert "fused_pad_relu" in names

@@ -132,9 +132,9 @@ def combine(
             return clipped_float(value, clip)
         return stored(value if is_sum else quotient(value, result.scale, fused=fused), result, clip)
 
-    attributes: dict[str, int] = {}
+    attributes = {}
     if bounded and result is not None:
-        attributes = {narrow_store.WHOLE: 1, **narrow_store.packing(result, clip, int(shape[-1]))}
+        attributes = narrow_store.packing_later(result, clip, int(shape[-1]))
     return te.compute(shape, element, name=name if result is None else f"quantize_{name}", attrs=attributes)
 
 

@@ -29,7 +29,7 @@ REAL = "real"
 
 PACKS, WHOLE = "forge.packs", "forge.whole"
 """Annotations of a block whose kernel's schedule stores packed bytes, and of one behind it, fused, that may be packed
-but has results before they are rounded in its own expression."""
+but has results before they are rounded in its own expression: the lanes, zero point and bounds of `packing`."""
 
 TOGETHER = (4, 2, 1)
 """Pixels that are stored at once."""
@@ -66,6 +66,11 @@ def packing(affine: Affine, clip: Clip, lanes: int) -> dict[str, int]:
     return {LANES: lanes, ZERO: affine.zero, LOW: low, HIGH: high}
 
 
+def packing_later(affine: Affine, clip: Clip, lanes: int) -> dict[str, list[int]]:
+    """Return the annotation of a block that could be packed if a kernel that packs had it behind (``part_whole``)."""
+    return {WHOLE: [*packing(affine, clip, lanes).values()]}
+
+
 def part_whole(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel whose last block may be packed with its results before they are rounded in a block before it."""
     *others, realize = rewriting.realizes(function.body) or [None]
@@ -73,10 +78,9 @@ def part_whole(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return function
     if not any(PACKS in other.block.annotations for other in others):
         return function
-    block, root = realize.block, function.body.block
-    notes = {name: note for name, note in block.annotations.items() if name != WHOLE}
-    zero, low, high = (int(notes[name]) for name in (ZERO, LOW, HIGH))
-    store = block.body
+    block, root, store = realize.block, function.body.block, realize.block.body
+    lanes, zero, low, high = map(int, block.annotations[WHOLE])
+    notes = {LANES: lanes, ZERO: zero, LOW: low, HIGH: high}
     real = tirx.decl_buffer(store.buffer.ty.shape, "float32", REAL)
     results = tirx.BufferRegion(real, block.writes[0].region)
     steps, clip = Affine(scale=1.0, zero=zero), Clip(low=low - zero, high=high - zero)
