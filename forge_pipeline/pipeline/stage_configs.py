@@ -118,6 +118,7 @@ def _slices(config: Mapping[str, Any], *, is_one_of_several: bool = False) -> di
             is_sealed=bool(password_sources(config)),
             is_one_of_several=is_one_of_several,
         ),
+        verify=_section(_section(config, "compile"), "verify"),
     )
     password_sources(config)
     key_sources(config)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelError, did_you_mean
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.external_data.mapped import spilling
+from forge_pipeline.ir.traversal import every_graph
 from forge_pipeline.quantization.accuracy.evaluator import Evaluator
 from forge_pipeline.quantization.accuracy.search import Candidate, improve
 from forge_pipeline.quantization.accuracy.sensitivity import within
@@ -21,6 +22,9 @@ from forge_pipeline.quantization.plan import PRODUCTS, Plan, make_plan
 from forge_pipeline.quantization.static import Quantized, Scheme, ready
 from forge_pipeline.quantization.weight_only import RECURRENT, compress_weights
 from forge_pipeline.quantization.weights import WeightScheme
+
+SHOWN = 5
+"""Names that a note has at most."""
 
 if TYPE_CHECKING:
     from forge_pipeline.quantization.calibration.ranges import Ranges
@@ -89,10 +93,16 @@ def _try_tools(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized
 
 
 def _notes(written: Quantized) -> dict[str, list[str]]:
-    if not written.still:
-        return {}
-    shown = ", ".join(written.still[:5]) + (f", and {len(written.still) - 5} more" if len(written.still) > 5 else "")
-    return {"notes": [f"one number in all calibration samples, and saturated at twice that: {shown}"]}
+    told = (
+        ("one number in all calibration samples, and saturated at twice that", written.still),
+        ("a bias that int32 cannot hold, which stays in float", written.unfit),
+    )
+    notes = [f"{what}: {_some(names)}" for what, names in told if names]
+    return {"notes": notes} if notes else {}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f", and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def quantize_dynamically(config: Config, model: ONNXModule) -> tuple[ONNXModule, dict[str, Any]]:
@@ -153,14 +163,18 @@ def plan_for(network: Network, config: Config) -> Plan:
         raise ModelError(
             where=f"quantize.method={config.method}",
             expected=f"a layer that can compute in integers ({', '.join(sorted(PRODUCTS))})",
-            found="none: " + _reasons(plan),
+            found="none: " + _reasons(network, plan),
             fix="choose quantize=none, or give a float32 model",
         )
     return plan
 
 
-def _reasons(plan: Plan) -> str:
+def _reasons(network: Network, plan: Plan) -> str:
     shown = [f"{name} ({why})" for name, why in plan.skipped.items()]
+    if not shown:
+        _, *inner = every_graph(network.model)
+        products = (node for graph in inner for node in graph.node if node.op_type in PRODUCTS)
+        shown = [f"{layer(node)} (in a branch or a loop)" for node in products]
     more = [f"and {len(shown) - 3} more"] if len(shown) > 3 else []
     return ", ".join([*shown[:3], *more]) or "no such layer"
 

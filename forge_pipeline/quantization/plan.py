@@ -83,7 +83,9 @@ def _obstacle(network: Network, node: NodeProto) -> str | None:
         return "its weights are not float32"
     if node.op_type != "MatMul":
         if node.input[1] not in network.constants:
-            return "its weights are computed"
+            maker = network.producer.get(node.input[1])
+            is_quantized = maker is not None and maker.op_type == "DequantizeLinear"
+            return "it is quantized already" if is_quantized else "its weights are computed"
         if len(node.input) > 2 and node.input[2] and node.input[2] not in network.constants:
             return "its bias is computed"
     if node.op_type == "Gemm" and (attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)) != (1.0, 1.0):

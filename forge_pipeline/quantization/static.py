@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper
 
-from forge_pipeline.errors import DataError, ModelError
+from forge_pipeline.errors import DataError
 from forge_pipeline.quantization.dynamic import rebuild
 from forge_pipeline.quantization.integers import Affine, IntegerType, activation_affine, around, quantize
 from forge_pipeline.quantization.network import Network, at_opset, layer, opset
@@ -45,12 +45,14 @@ class Scheme:
 class Quantized:
     """The rewritten model, the activations that saturation replaced, and layers with a widened weight scale.
 
-    ``still`` are the values that were one number in all samples, by that which stands for them.
+    ``unfit`` are layers whose bias stays in float, as int32 cannot hold it; ``still`` the values that were one number
+    in all samples, by that which stands for them.
     """
 
     model: ModelProto
     dropped: tuple[str, ...]
     widened: tuple[str, ...]
+    unfit: tuple[str, ...]
     still: tuple[str, ...]
 
 
@@ -60,8 +62,7 @@ def quantize_static(
     """Write ``plan`` into a copy of the network's model.
 
     ``value_ranges`` holds each scale's (min, max) by the value that stands for it; ``codes`` the integers of weights,
-    by name, that are not to be rounded to the nearest. Raises DataError for an input that never varies and ModelError
-    for a bias that int32 cannot hold.
+    by name, that are not to be rounded to the nearest. Raises DataError for an input that never varies.
     """
     writer = _Writer(network, plan, value_ranges, scheme, codes)
     return writer.write()
@@ -76,6 +77,7 @@ class _Writer:
     codes: IntegerCodes
     constants: Constants = field(default_factory=Constants)
     widened: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
     still: list[str] = field(default_factory=list)
 
     def write(self) -> Quantized:
@@ -105,7 +107,7 @@ class _Writer:
                     self._pair(name, name)
         return Quantized(
             model=rebuild(self.network, self.constants), dropped=tuple(dropped), widened=tuple(self.widened),
-            still=tuple(self.still),
+            unfit=tuple(self.unfit), still=tuple(self.still),
         )  # fmt: skip
 
     def _affine(self, leader: str) -> Affine:
@@ -160,7 +162,10 @@ class _Writer:
         axis: int | None,
         activation: Affine,
     ) -> NDArray[np.float32]:
-        """Store the bias in int32, in the accumulator's scale; return the weights' scale, widened where it must be."""
+        """Store the bias in int32, in the accumulator's scale; return the weights' scale, widened where it must be.
+
+        One that int32 cannot hold beside weights that still show stays in float.
+        """
         bias = self.network.array(node.input[2])
         if bias.ndim > 1 and bias.size != bias.shape[-1]:
             return scale  # a Gemm's matrix of biases stays in float
@@ -169,7 +174,9 @@ class _Writer:
         wide = np.tile(scale, groups) if axis is not None else scale
         needed = np.abs(bias) / (float(activation.scale) * BIAS_LIMIT)
         if (needed > wide).any():
-            self._check_overflow(node, weights, needed > wide, bias, axis, activation)
+            if self._show(node, weights, needed > wide, bias, axis, activation):
+                self.unfit.append(layer(node))
+                return scale
             room = np.asarray(needed * (1 + 2.0**-20), np.float32)
             room = room.reshape(groups, -1).max(axis=0) if axis is not None else room.max()
             scale = np.maximum(scale, room).astype(np.float32)
@@ -185,7 +192,7 @@ class _Writer:
         node.input[2] = f"{name}_dq"
         return scale
 
-    def _check_overflow(
+    def _show(
         self,
         node: NodeProto,
         weights: NDArray[Any],
@@ -193,23 +200,15 @@ class _Writer:
         bias: NDArray[np.float64],
         axis: int | None,
         activation: Affine,
-    ) -> None:
-        """Refuse a bias that overflows int32, unless its channel's weights are too small to show beside it."""
+    ) -> bool:
+        """Return whether a channel has weights that are not too small to show beside a bias that is over int32."""
         channels = weights.size // max(1, bias.size)
         if axis is not None and node.op_type != "ConvTranspose":
             reach = np.abs(np.moveaxis(weights, axis, 0).reshape(bias.size, -1)).sum(axis=1)
         else:
             reach = np.full(bias.size, float(np.abs(weights).max(initial=0.0)) * channels)
         reach = reach * float(activation.scale) * self.scheme.activation.levels
-        bad = np.flatnonzero(over & (reach > np.abs(bias) * NEGLIGIBLE))
-        if bad.size:
-            raise ModelError(
-                where=f"layer {layer(node)!r}",
-                expected="a bias that fits int32 in the scale of the accumulator",
-                found=f"{bias[bad[0]]:g} in channel {int(bad[0])}, and {bad.size - 1} more that overflow",
-                fix=f"keep the bias in float (quantize.bias_dtype=float32) or the layer "
-                f"(quantize.keep_float=[{layer(node)}])",
-            )
+        return bool((over & (reach > np.abs(bias) * NEGLIGIBLE)).any())
 
     def _droppable(self, activations: Mapping[str, Affine]) -> dict[str, str]:
         """Return the Relu and Clip outputs that saturation computes, with what these nodes read."""

@@ -17,7 +17,7 @@ STAGES = Registry(
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
-                name="fold", version=6, takes={"model": "load"}, gives="model",
+                name="fold", version=7, takes={"model": "load"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/fold",
             ),
             Stage(
@@ -38,7 +38,7 @@ STAGES = Registry(
                 folder="plain/{target}", wants=("key", "dump"), joint=Joint(code="combine", version=1),
             ),
             Stage(
-                name="evaluate", version=11,
+                name="evaluate", version=12,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device", "quiet"),

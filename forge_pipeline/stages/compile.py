@@ -150,6 +150,8 @@ def run(
         "sizes": sizes,
     }
     notes = _notes(checked)
+    if unverified is not None and config.verify.enabled:
+        notes.append(f"not compared here: {unverified}; evaluate does, where it finds a place to run it")
     if notes:
         report["notes"] = notes
     if compiled.relax_text is not None:

@@ -158,6 +158,7 @@ class Rest:
 
     ``inputs`` and ``dims`` are conf/model's; ``preparation`` is how samples become inputs; ``form``
     is conf/package's. ``device``: of a board what makes its measurements its own, its name and host key; None without.
+    ``verify`` is that of conf/compile.
     """
 
     inputs: Any
@@ -167,6 +168,7 @@ class Rest:
     dims: Mapping[str, Any] = field(default_factory=dict)
     form: Form = "library"
     device: Slice | None = None
+    verify: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Hit(Protocol):

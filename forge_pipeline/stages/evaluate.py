@@ -7,19 +7,21 @@ apart, with the name of the CPU they were seen on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from forge_pipeline.codegen.verification.verify import Tolerance
 from forge_pipeline.data import Dataset, Feed, Preparation
-from forge_pipeline.errors import ConfigError, ForgeError, VerificationError
+from forge_pipeline.errors import ConfigError, VerificationError
 from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.comparison import COMPILED, FLOAT, QUANTIZED
 from forge_pipeline.evaluation.results import Metrics, Value, rounded
 from forge_pipeline.runners.choice import DECIDING, RUNNERS, Runner, described, place_of
 from forge_pipeline.stages.contract import Rest, Result, Slice
+from forge_pipeline.stages.ran import Ran
 from forge_pipeline.stages.speed import roofline, speed_of
 from forge_pipeline.target import HOST, Target
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from forge_pipeline.evaluation.comparison import Comparison
     from forge_pipeline.evaluation.layers import Layer
     from forge_pipeline.ir import ONNXModule
-    from forge_pipeline.runners.artifact import Wanted
     from forge_pipeline.runners.device import Device
     from forge_pipeline.runtime.bundle import Library
 
@@ -42,7 +43,8 @@ class Config:
 
     ``metric_source`` is the digest of a user's own metric and ``machine`` this machine's name: what they stand for
     changes the result, so both are in the action key, and so is what ``runner`` stands for here for ``target``: it
-    ``ran_in`` there. ``device`` is what makes a board's measurements its own. All of these are filled in.
+    ``ran_in`` there. ``device`` is what makes a board's measurements its own, ``tolerance`` that of compile.verify, if
+    that is enabled. All of these are filled in.
     """
 
     metric: str
@@ -60,6 +62,7 @@ class Config:
     target: dict[str, Any]
     device: dict[str, Any] | None
     ran_in: str | None
+    tolerance: Tolerance | None
 
     def __post_init__(self) -> None:
         scores.check(self.metric)
@@ -78,9 +81,10 @@ class Config:
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
-    """Add how samples become inputs, what the artifact is for, and the board that is to run it."""
+    """Add how samples become inputs, what the artifact is for, the board that is to run it, and how exact it is."""
     target = {name: rest.target[name] for name in DECIDING if name in rest.target}
-    return {**section, "data": rest.preparation, "target": target, "device": rest.device}
+    tolerance = rest.verify["tolerance"] if rest.verify.get("enabled") else None
+    return {**section, "data": rest.preparation, "target": target, "device": rest.device, "tolerance": tolerance}
 
 
 def localized(values: Slice) -> Slice:
@@ -107,7 +111,8 @@ def run(
 
     ``reference`` is the folded float model, ``model`` what was compiled to ``library``; ``device`` is how a board is
     reached; what is timed on this machine is timed in ``quiet``. Raises VerificationError over the budget, naming the
-    layers that lose most; DataError and ModelError where a model cannot be run, DeviceError where the board fails.
+    layers that lose most, or where the library is off from its model by more than ``tolerance`` elsewhere than on this
+    machine; DataError and ModelError where a model cannot be run, DeviceError where the board fails.
     Without data, where no made-up inputs are found that the model runs with, sizes alone are measured, and the report
     says so.
     """
@@ -178,8 +183,12 @@ def run(
     drop = found.drop(is_gain)
     _check_budget(config.max_drop, metric, found, drop, table)
     if artifact.model is not None:
-        case = _Compiled(reference=reference, model=model, library=library, wanted=wanted, where=str(artifact.where))
-        _check_compiled(config.max_compiled_drop, metric, found, is_gain, case, chosen.feeds)
+        ran = Ran(
+            reference=reference, model=model, library=library, wanted=wanted, where=str(artifact.where), found=found
+        )
+        if artifact.where != HOST and config.tolerance is not None and calls is None:  # here, ``compile`` has done it
+            ran.check_values(config.tolerance, chosen.feeds)
+        ran.check_drop(config.max_compiled_drop, metric, chosen.feeds, is_gain=is_gain)
     values: dict[str, Value] = {
         "metric": metric,
         "samples": found.samples,
@@ -258,45 +267,4 @@ def _check_budget(
         expected=f"a loss of at most {max_drop:g} in {metric}",
         found=f"a loss of {drop:.6g} ({scores}); most noise is added by {named or 'no layer'}",
         fix=f"{keep if optional else ''}raise evaluate.max_drop",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Compiled:
-    """A library that was run ``where`` it was ``wanted``, and the models that it is made of."""
-
-    reference: ONNXModule
-    model: ONNXModule
-    library: Library
-    wanted: Wanted
-    where: str
-
-    def first_difference(self, feed: Feed) -> str:
-        """Return the first layer in which the library leaves its model, or why that is not known."""
-        from forge_pipeline.evaluation.blame import first_difference
-        from forge_pipeline.runners.artifact import opened
-        from forge_pipeline.runners.debugging import compiled_like
-
-        try:
-            with opened(self.library, lambda is_emulated: [feed], self.wanted) as artifact:
-                found = {} if artifact.model is None else dict(artifact.model(feed))
-            build = compiled_like(self.library.metadata, self.wanted)
-            return first_difference(self.reference, self.model, feed, found, build)
-        except ForgeError as error:
-            return f"not known: {error.where}: {error.found}"
-
-
-def _check_compiled(
-    most: float | None, metric: str, found: Comparison, is_gain: bool, compiled: _Compiled, feeds: Iterable[Feed]
-) -> None:
-    drop = (found.scores[QUANTIZED] - found.scores[COMPILED]) * (1 if is_gain else -1)
-    if most is None or drop <= most:
-        return
-    first = compiled.first_difference(next(islice(feeds, found.farthest, None)))
-    scores = f"quantized {found.scores[QUANTIZED]:.6g}, compiled {found.scores[COMPILED]:.6g}"
-    raise VerificationError(
-        where=f"evaluate, {compiled.where}",
-        expected=f"a loss of at most {most:g} in {metric} by compilation",
-        found=f"{drop:.6g} ({scores}); the first layer that differs: {first}",
-        fix="report it with the model, or raise evaluate.max_compiled_drop",
     )

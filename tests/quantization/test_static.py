@@ -19,10 +19,10 @@ from forge_pipeline.errors import ArtifactError, ConfigError, DataError, ModelEr
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
-from forge_pipeline.quantization.build import quantize_statically
+from forge_pipeline.quantization.build import plan_for, quantize_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
 from forge_pipeline.quantization.calibration.ranges import Ranges
-from forge_pipeline.quantization.network import Network
+from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.settings import Config
 
 Parse = Callable[..., ONNXModule]
@@ -203,17 +203,13 @@ def one_layer(parse: Parse, weights: NDArray[Any], bias: NDArray[Any]) -> tuple[
     return net, [{"x": draw.normal(size=(1, 1024)).astype(np.float32)} for _ in range(4)]
 
 
-def test_a_bias_that_overflows_is_refused_where_the_weights_still_count(parse: Parse) -> None:
+def test_a_bias_that_overflows_stays_in_float_where_the_weights_still_count(parse: Parse) -> None:
     weights = np.full((1024, 2), 1e-7, np.float32)
     net, feeds = one_layer(parse, weights, np.array([0.0, 0.125], np.float32))
-    with pytest.raises(ModelError) as refusal:
-        quantize_statically(settings(), net, learn(net, feeds))
-    assert str(refusal.value) == (
-        "layer 'Gemm_0': expected a bias that fits int32 in the scale of the accumulator, found 0.125 in channel 1, "
-        "and 0 more that overflow\n"
-        "fix: keep the bias in float (quantize.bias_dtype=float32) or the layer (quantize.keep_float=[Gemm_0])"
-    )
-    model, _ = quantize_statically(settings(bias_dtype="float32"), net, learn(net, feeds))
+    model, report = quantize_statically(settings(), net, learn(net, feeds))
+    assert report["notes"] == ["a bias that int32 cannot hold, which stays in float: Gemm_0"]
+    gemm = Network(model.mod).producer["y"]
+    assert gemm.input[2] == "b"
     assert sqnr(net, model, feeds) > 60.0
 
 
@@ -224,6 +220,28 @@ def test_a_bias_that_drowns_its_weights_widens_their_scale(parse: Parse) -> None
     model, report = quantize_statically(settings(), net, learn(net, feeds))
     assert report["widened_weight_scales"] == ["Gemm_0"]
     assert sqnr(net, model, feeds) > 60.0
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("z = DequantizeLinear(q, s) y = Conv(x, z)", r"none: Conv_\d+ \(it is quantized already\)"),
+        (
+            "t = ReduceMax<keepdims=0>(x) one = Cast<to=9>(t)"
+            "y = If(one) <then_branch = a () => (float[1, 2, 3, 3] y1) { y1 = Conv(x, w) },"
+            " else_branch = b () => (float[1, 2, 3, 3] y2) { y2 = Identity(x) }>",
+            r"none: y1 \(in a branch or a loop\)",
+        ),
+    ],
+)
+def test_it_is_said_why_a_layer_is_not_one_for_integers(parse: Parse, body: str, why: str) -> None:
+    net = parse(
+        f"""<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 2, 3, 3] x) => (float[1, 2, 3, 3] y) {{ {body} }}""",
+        {"w": np.ones((2, 2, 1, 1), np.float32), "q": np.ones((2, 2, 1, 1), np.int8), "s": np.float32(0.5)},
+    )
+    with pytest.raises(ModelError, match=why):
+        plan_for(Network(prepare(net.mod)), settings())
 
 
 def test_a_model_without_a_layer_for_integers_is_refused(parse: Parse) -> None:

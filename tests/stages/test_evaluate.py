@@ -320,6 +320,26 @@ def test_an_emulator_gives_scores_of_the_samples_that_it_is_given_and_no_times(d
     assert result.report["compiled"] == "run by qemu-riscv64 -cpu rv64"
 
 
+def test_what_ran_elsewhere_is_compared_with_its_model_there(data: Dataset) -> None:
+    target = Target.from_tag("riscv64/generic")
+    if emulator(target.arch) is None:
+        pytest.skip(f"qemu-{target.arch} is not installed: apt-get install qemu-user")
+    chosen = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    other, tolerance = classifier(), {"float32": 1e-4, "float16": 2e-2, "quantized": 0.1}
+    weight = other.mod.graph.initializer[1]
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(1.01), weight.name))
+    model, place = classifier(), {"runner": "emulator", "emulated_samples": 4}
+
+    def measure(source: ONNXModule, **changes: Any) -> None:
+        library = build(source.mod, target, chosen)
+        evaluate.run(config(**place, **changes), reference=model, model=model, library=library, data=data)
+
+    measure(model, tolerance=tolerance)
+    measure(other)  # nobody said how exact it is to be
+    with pytest.raises(VerificationError, match=r"evaluate, qemu-riscv64.*within 0.0001.*off by.*first layer"):
+        measure(other, tolerance=tolerance)
+
+
 def test_what_runs_nowhere_says_what_would_run_it(
     data: Dataset, foreign: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

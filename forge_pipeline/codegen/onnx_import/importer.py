@@ -148,11 +148,14 @@ def _error(model: onnx.ModelProto, refused: Sequence[Refused]) -> CompileError:
     shown = "; ".join(map(str, refused[:SHOWN]))
     more = f"; and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
     operators = sorted({item.operator for item in refused})
+    axes = (axis for value in model.graph.input for axis in value.type.tensor_type.shape.dim)
+    extents = ", ".join(dict.fromkeys(f"{axis.dim_param}: NUMBER" for axis in axes if axis.dim_param))
+    sizes = f"give sizes (`model.dims={{{extents}}}`, as many as it takes), or " if extents else ""
     return CompileError(
         where=f"model {model.graph.name!r}",
         expected="operators that can be compiled",
         found=f"{len(refused)} node(s) that cannot ({', '.join(operators)}): {shown}{more}",
-        fix="export the model without them, or in a form that avoids them",
+        fix=f"{sizes}export the model without them, or in a form that avoids them",
     )
 
 

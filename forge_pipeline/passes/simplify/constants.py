@@ -47,6 +47,12 @@ class FoldConstants(Transformation[FoldOptions]):
         changes = sum(self._unwrap(graph, node) for node in graph.nodes if is_op(node, "Constant"))
         refused: set[int] = set()
         while level := [n for n in graph.nodes if id(n) not in refused and self._foldable(graph, n)]:
+            same = [node for node in level if is_op(node, "Identity")]
+            for node in same:  # weights that layers share stay one
+                graph.redirect(node.output[0], node.input[0])
+                graph.remove(node)
+            changes += len(same)
+            level = [node for node in level if not is_op(node, "Identity")]
             constants = graph.constants
             results = evaluate(level, constants, graph.header.opset_import, self.options.max_bytes)
             for index, node in enumerate(level):

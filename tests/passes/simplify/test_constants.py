@@ -121,6 +121,18 @@ def test_initializers_that_may_be_overridden_are_no_constants_until_they_are_no_
     assert outcome.model.ir_version == 4
 
 
+def test_a_weight_that_layers_share_under_several_names_stays_one(model: Any, run_passes: Any, operators: Any) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Identity", ["w"], ["same"]),
+        helper.make_node("Identity", ["same"], ["again"]),
+        helper.make_node("MatMul", ["h", "again"], ["y"]),
+    ]
+    outcome = run_passes(model(nodes, {"x": [2, 2]}, ["y"], {"w": np.eye(2, dtype=np.float32)}), "fold-constants")
+    assert operators(outcome.model) == ["MatMul", "MatMul"]
+    assert [tensor.name for tensor in outcome.model.graph.initializer] == ["w"]
+
+
 def test_equal_constants_are_kept_once_and_different_ones_all(model: Any, run_passes: Any) -> None:
     constants = {
         "a": np.ones(2, np.float32),
