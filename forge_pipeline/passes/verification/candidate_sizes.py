@@ -15,6 +15,8 @@ from forge_pipeline.passes.verification.samples import dim_symbol
 SMALL: Final = (3, 1, 2, 4, 8, 16, 32, 64, 128, 224, 256)
 MULTIPLES: Final = (96, 160, 192, 320, 384, 416, 448, 480, 512, 640, 24, 48, 80)
 """Sizes of images and sequences that networks with strides of 16 and 32, or windows, are built for."""
+LONG: Final = (256, 512, 64)
+"""Sizes of one extent where all others are one: a stretch of sound, and a state beside it."""
 TRIED: Final = 96
 """Choices of sizes that are tried before it is said that there are none."""
 
@@ -36,8 +38,9 @@ def candidates(inputs: list[ValueInfoProto], preferred: Preferred) -> Iterator[d
     """Yield at most TRIED choices of a size for each open extent of ``inputs``.
 
     The preferred sizes come first; then one size for all extents that lead no input, and one for all extents; then each
-    extent apart from the others: twice as much, more by one, one, less by one; then multiples of 16, and ones, which go
-    with any size and so say least. Extents whose names are expressions of others follow from these.
+    extent apart from the others: twice as much, more by one, one, less by one; each long where all others are one; then
+    multiples of 16, and ones, which go with any size and so say least. Extents whose names are expressions of others
+    follow from these.
     """
     leading, other = _free(inputs, preferred.given)
     names = {dim_symbol(value, axis) for value in inputs for axis in range(len(value.type.tensor_type.shape.dim))}
@@ -62,11 +65,13 @@ def candidates(inputs: list[ValueInfoProto], preferred: Preferred) -> Iterator[d
         for name in (*other, *leading)
         for varied in (2 * size, size + 1, 1, size - 1)
     )
+    alone: Iterator[Choice] = ((1, 1, {name: size}) for size in LONG for name in (*other, *leading))
     ones: Iterator[Choice] = ((batch, 1, {}) for batch in batches)
     tried: list[dict[str, int]] = []
     for batch, size, changed in chain(
         together,
         islice(apart, TRIED // 3),
+        islice(alone, TRIED // 6),
         ((1, size, {}) for size in MULTIPLES),
         ones,
     ):
