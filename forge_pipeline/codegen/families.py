@@ -31,7 +31,7 @@ from forge_pipeline.codegen.float32.conv import depthwise as float32_depthwise
 from forge_pipeline.codegen.float32.conv import direct as float32_direct
 from forge_pipeline.codegen.float32.conv.winograd import fixed_size, open_size, weights
 from forge_pipeline.codegen.float32.normalization import group_norm
-from forge_pipeline.codegen.float32.products import attention, open_matmul, row_matmul, scores
+from forge_pipeline.codegen.float32.products import amx_attention, attention, open_matmul, row_matmul, scores
 from forge_pipeline.codegen.float32.products import matmul as float32_matmul
 from forge_pipeline.codegen.int8 import dynamic_quantize, rounded_lstm
 from forge_pipeline.codegen.int8.conv import conv3d as int8_conv3d
@@ -89,6 +89,7 @@ FAMILIES: Mapping[str, Family] = {
     int8_direct.NAME: Family(schedule=int8_direct.schedule),
     BYTES_BY_BYTES.name: Family(schedule=products.schedule),
     PAIRS.name: Family(schedule=products.schedule),
+    amx_attention.NAME: Family(schedule=amx_attention.schedule),
     kernels.NAME: Family(schedule=kernels.schedule),
     pmaddubsw.NAME: Family(schedule=pmaddubsw.schedule),
     int8_winograd.NAME: Family(schedule=int8_winograd.schedule),

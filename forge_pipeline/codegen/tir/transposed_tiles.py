@@ -7,6 +7,7 @@ places. LLVM has one instruction for each of these vectors. The last tiles are m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -65,15 +66,17 @@ def _read_along(sch: Schedule, block: SBlockRV, axes: list[Any]) -> tuple[int, i
     kinds = {str(region.source.ty.dtype) for region in regions}
     if not (kinds <= set(KINDS) or (len(kinds) == 1 and kinds <= set(BYTES))):
         return None
-    found = []
+    found, analyzer = [], _knowing((axis.var, axis.dom) for axis in sch.get(block).iter_vars)
     for region in sch.get(block).reads:
-        places = [item.min for item in region.region]
+        places = [analyzer.simplify(item.min) for item in region.region]
         if not any(rewriting.reads(place, axes[-1]) for place in places) or rewriting.reads(places[-1], axes[-1]):
             continue
         place, part = places[-1], None
         if isinstance(place, tirx.FloorMod) and isinstance(place.b, tirx.IntImm):
             place, part = place.a, int(place.b)
         index = next((number for number, axis in enumerate(axes[:-1]) if place.same_as(axis)), None)
+        if index is None and part is None:  # a shape was changed before
+            index = next((number for number, axis in enumerate(axes[:-1]) if _is_next(place, axis)), None)
         if index is None:
             return None
         extent = sch.get(block).iter_vars[index].dom.extent
@@ -109,7 +112,9 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
     if rewriting.conjuncts(realize.predicate) or not isinstance(realize.block.body, tirx.BufferStore):
         return None
     bound = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
-    store = _simplified(rewriting.substitute(realize.block.body, bound.get), [loop, row])
+    own = _simplified(realize.block.body, ((axis.var, axis.dom) for axis in realize.block.iter_vars))
+    ranges = ((each.loop_var, Range.from_min_extent(each.min, each.extent)) for each in (loop, row))
+    store = _simplified(rewriting.substitute(own, bound.get), ranges)
     reads: list[Any] = []
     tvm_ffi.structural_walk(store.value, [(TensorLoad, reads.append)])
     across = [load for load in reads if any(rewriting.reads(place, row.loop_var) for place in load.indices[:-1])]
@@ -163,11 +168,16 @@ def _beside(load: Any, extent: Any, rows: int) -> int:
     return wide if isinstance(extent, tirx.IntImm) and int(extent) % (wide * rows) == 0 else 1
 
 
-def _simplified(store: Any, loops: list[tirx.For]) -> Any:
-    """Return a store whose places are as simple as what is known of the loops makes them."""
+def _knowing(ranges: Iterable[tuple[Any, Range]]) -> Analyzer:
     analyzer = Analyzer()
-    for loop in loops:
-        analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+    for variable, values in ranges:
+        analyzer.bind(variable, values)
+    return analyzer
+
+
+def _simplified(store: Any, ranges: Iterable[tuple[Any, Range]]) -> Any:
+    """Return a store whose places are as simple as what is known of variables makes them."""
+    analyzer = _knowing(ranges)
 
     def simpler(load: Any, mutator: Any) -> Any:
         changed = mutator.default_mutate(load)

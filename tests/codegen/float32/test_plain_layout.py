@@ -11,6 +11,8 @@ import pytest
 from onnx import helper
 
 from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.lowering import lower
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.target import Target
 from tests.support.emulated.aarch64 import QEMU
 from tests.support.emulated.choice import emulated, load
@@ -226,3 +228,17 @@ def test_other_instructions(tag: str, shape: Shape, chain: str) -> None:
     else:
         (found,) = load(library, target)(**feeds)
     assert_same_sums(found, expected, terms=1000)
+
+
+@pytest.mark.parametrize("perm", [[0, 2, 3, 1], [0, 2, 1, 3], [0, 3, 2, 1]])
+def test_axes_are_exchanged_in_registers_where_a_shape_was_changed_before(perm: list[int]) -> None:
+    """As those of attention's keys are: a row of all heads becomes a row of each, and then columns."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["heads"]),
+        helper.make_node("Transpose", ["heads"], ["y"], perm=perm),
+    ]
+    source = model(nodes, {"x": (1, 37, 96)}, {"shape": np.array([1, 37, 3, 32])})
+    kernels = lower(import_model(prepare(source)), Target.from_tag("x86-64/v3"), TILED).module
+    moves = [kernel.script() for name, kernel in kernels.functions_items() if "transp" in name.name_hint]
+    assert ["tile0" in script for script in moves] == [perm[-1] != 3]
+    assert_same(source, [{}], terms=1)

@@ -11,7 +11,7 @@ panel's column and the one a vector behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,14 @@ class Blocks:
 
     shape: Sequence[Any]
     tile: int
+    in_tiles: bool = False
+
+    def by_row(self, at: Sequence[Any]) -> Sequence[Any]:
+        """Return a place in a block with its panel behind its row, or that as it is stored: in tiles it is before."""
+        if not self.in_tiles:
+            return at
+        lead = len(self.batches) + 1
+        return (*at[:lead], at[lead + 1], at[lead], *at[lead + 2 :])
 
     @property
     def batches(self) -> list[Any]:
@@ -115,7 +123,8 @@ def attend(
             place = [tirx.min(panel * width + vector * lanes + column, columns - 1)]
         return te.sum(multiplied(shares(*at[:-1], *each), values(*whole(at[:-3]), *place, at[-1])), axis=each)
 
-    return divide(te.compute((*shape, values.shape[-1]), mix, name="mixed"), shares, zero_for_nan=zero_for_nan)
+    mixed = te.compute((*shape, values.shape[-1]), mix, name="mixed")
+    return divide(mixed, shares, blocks, zero_for_nan=zero_for_nan)
 
 
 def panels_of(columns: Any, lanes: int) -> Any:
@@ -130,12 +139,12 @@ def weigh(
 ) -> te.Tensor:  # fmt: skip
     """Describe the powers of scores (batches..., block, row, panel, vector, lane) less the most of their row.
 
-    Or pairs of them, those of a panel's two vectors.
+    Or pairs of them, those of a panel's two vectors. Of a block in tiles, panels are before rows.
     """
     lanes = int(scores.shape[-1])
 
     def score(*at: Any) -> Any:
-        *batch, block, row, panel, vector, lane = at
+        *batch, block, row, panel, vector, lane = blocks.by_row(at)
         value, rest, column = scores(*at), iter(terms), panel * (PANEL_VECTORS * lanes) + vector * lanes + lane
         for operator, constant in steps:
             other = tirx.const(constant, "float32") if constant is not None else None
@@ -146,10 +155,10 @@ def weigh(
         return tirx.Select(column < columns, value, tirx.const(float("-inf"), "float32"))
 
     row = te.compute(scores.shape, score, name="row")
-    most = _reduced(te.max, row, blocks.extents, "most")
+    most = _reduced(te.max, row, blocks, "most")
 
     def power(*at: Any) -> Any:
-        score, greatest = row(*at), most(*at[:-3])
+        score, greatest = row(*at), most(*blocks.by_row(at)[:-3])
         return short_math.exp_of_difference(score, greatest) if is_paired else te.exp(score - greatest)
 
     if not is_paired:
@@ -164,15 +173,17 @@ def weigh(
     return te.compute((*scores.shape[:-2], lanes), share, name=SHARES)
 
 
-def divide(mixed: te.Tensor, shares: te.Tensor, *, zero_for_nan: bool) -> te.Tensor:
-    """Describe the product (batches..., block, row, ...) of ``shares`` by the values, divided by the shares' sum."""
-    is_paired, rows = shares.dtype == "int32", shares.shape[: -2 if shares.dtype == "int32" else -3]
-    one = tirx.const(1, "float32")
-    total = _reduced(te.sum, shares, rows, "total", times=bfloat16_pairs.pair(one, one) if is_paired else None)
+def divide(mixed: te.Tensor, shares: te.Tensor, blocks: Blocks, *, zero_for_nan: bool) -> te.Tensor:
+    """Describe the product (batches..., block, row, ...) of ``shares`` by the values, divided by the shares' sum.
+
+    Of a block in tiles, (batches..., block, tiles, row, ...).
+    """
+    is_paired, one = shares.dtype == "int32", tirx.const(1, "float32")
+    total = _reduced(te.sum, shares, blocks, "total", times=bfloat16_pairs.pair(one, one) if is_paired else None)
     inverse = te.compute(total.shape, lambda *i: one / total(*i), name="inverse")
 
     def element(*at: Any) -> Any:
-        row = at[: len(rows)]
+        row = blocks.by_row(at)[: len(total.shape)]
         value = mixed(*at) * inverse(*row)
         return tirx.Select(total(*row) > 0, value, tirx.const(0, "float32")) if zero_for_nan else value
 
@@ -205,13 +216,14 @@ def crop(tiles: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
 
 
 def _reduced(
-    reduce: Callable[..., Any], values: te.Tensor, rows: Sequence[Any], name: str, *, times: Any = None
+    reduce: Callable[..., Any], values: te.Tensor, blocks: Blocks, name: str, *, times: Any = None
 ) -> te.Tensor:
-    """Describe a reduction of (rows..., ...), or of pairs of bfloat16 ``times`` one, to (rows...)."""
-    axes = [te.reduce_axis((0, extent), "each") for extent in values.shape[len(rows) :]]
+    """Describe a reduction of rows, or of pairs of bfloat16 ``times`` one, to a number for each row of a block."""
+    rows = blocks.extents
+    axes = [te.reduce_axis((0, extent), "each") for extent in blocks.by_row(values.shape)[len(rows) :]]
 
     def element(*row: Any) -> Any:
-        value = values(*row, *axes)
+        value = values(*blocks.by_row((*row, *axes)))
         return reduce(value if times is None else bfloat16_pairs.dot(value, times), axis=axes)
 
     return te.compute(tuple(rows), element, name=name)
@@ -268,6 +280,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sch.vectorize(lane)
     for loop in (row, vector):
         sch.unroll(loop)
+    schedule_shares(sch, named, machine)
+    primitives.vectorize_and_unroll(sch, named["attention"], below=2, lanes=machine.lanes)
+    start = sch.decompose_reduction(anchor, step)
+    primitives.vectorize_and_unroll(sch, start, below=2, lanes=machine.lanes)
+
+
+def schedule_shares(sch: Schedule, named: Mapping[str, SBlockRV], machine: Machine) -> None:
+    """Compute a block of rows' scores, their most, powers and sum in vectors."""
     sch.vectorize(sch.get_loops(named["row"])[-1])
     lanes, *added = sch.get_loops(named[SHARES])[-1 - _count_reduced(sch, named[SHARES]) :]
     sch.reorder(*added, lanes)
@@ -279,9 +299,6 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         first = sch.get_loops(named[name])[-_count_reduced(sch, named[name])]
         sch.decompose_reduction(named[name], first)
         reduce_in_lanes(sch, first, machine)
-    primitives.vectorize_and_unroll(sch, named["attention"], below=2, lanes=machine.lanes)
-    start = sch.decompose_reduction(anchor, step)
-    primitives.vectorize_and_unroll(sch, start, below=2, lanes=machine.lanes)
 
 
 def _mix(sch: Schedule, mixed: SBlockRV, machine: Machine) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax
 
 from forge_pipeline.codegen.float32 import softmax
-from forge_pipeline.codegen.float32.products import attention, matmul
+from forge_pipeline.codegen.float32.products import amx_attention, attention, matmul
 from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, shape_of
 
 
@@ -148,7 +148,8 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
     if not isinstance(width, int) or width == 1 or not _same(shape_of(query)[:-2], shape_of(right)[:-2]):
         return None
     machine, asked = graph.machine, graph.look(query)
-    is_paired = machine.multiplies_pairs(None) and isinstance(depth, int) and depth % 2 == 0
+    in_tiles = amx_attention.is_worth(machine, rows, depth, columns := shape_of(keys)[-1])
+    is_paired = not in_tiles and machine.multiplies_pairs(None) and isinstance(depth, int) and depth % 2 == 0
     operands = [graph.plain(graph.look(operand)) for operand in (query, keys, right)]
     operands[2] = _filled(graph, operands[2], lanes)
     if is_paired:
@@ -156,11 +157,18 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
         operands = [matmul.in_pairs(graph, asked), operands[1], values]
     panel = attention.PANEL_VECTORS * lanes
     terms = [_filled(graph, graph.plain(term), panel) for term in shares.terms]
+    shape = (*shape_of(query)[:-1], width)
+    if in_tiles:
+        values = graph.kernel(amx_attention.values_in_tiles, operands[2], name="pair")
+        tiles = graph.kernel(
+            amx_attention.attend, *operands[:2], values, *terms, name="attention", steps=shares.steps,
+            zero_for_nan=shares.zero_for_nan, tile=amx_attention.tile_rows(rows, columns),
+        )  # fmt: skip
+        return Value(plain=graph.kernel(amx_attention.crop, tiles, name="crop", shape=shape))
     tiles = graph.kernel(
         attention.attend, *operands, *terms, name="attention", steps=shares.steps, zero_for_nan=shares.zero_for_nan,
         tile=attention.tile_rows(machine, rows, depth // 2 if is_paired else depth), lanes=lanes,
     )  # fmt: skip
-    shape = (*shape_of(query)[:-1], width)
     return Value(plain=graph.kernel(attention.crop, tiles, name="crop", shape=shape))
 
 
