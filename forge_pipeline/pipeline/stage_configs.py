@@ -20,7 +20,7 @@ from forge_pipeline.digest import canonical_json
 from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.frontends.contract import Declared
 from forge_pipeline.runners.device import Device
-from forge_pipeline.stages import STAGES, in_order, stage_of
+from forge_pipeline.stages import STAGES, giving, in_order, stage_of
 from forge_pipeline.stages.contract import Form, Rest, Slice, step
 from forge_pipeline.target import HOST, Target
 from forge_pipeline.target.several import variants_of
@@ -118,7 +118,7 @@ def _slices(config: Mapping[str, Any], *, is_one_of_several: bool = False) -> di
             is_sealed=bool(password_sources(config)),
             is_one_of_several=is_one_of_several,
         ),
-        verify=_section(_section(config, "compile"), "verify"),
+        verify=_section(_section(config, giving("library").name), "verify"),
     )
     password_sources(config)
     key_sources(config)

@@ -20,23 +20,27 @@ from tests.support.half_net import HALVES, attention_net
 from tests.support.int8.amx import AMX
 
 PAIRS = replace(HALVES, float_arithmetic="bfloat16", amx=True)
-SIZES = {
+SIZES: dict[str, tuple[tuple[int | str, ...], int, int, int, int]] = {
     "a sentence": ((1, 4), 128, 128, 64, 64),
     "patches of several images": ((2, 3), 197, 197, 64, 64),
     "columns and steps that fill nothing": ((4,), 50, 77, 40, 80),
     "one tile of steps and of values": ((1, 2), 64, 70, 8, 16),
+    "any number of images": (("batch", 3), 197, 197, 64, 64),
     "more columns than leave room for two tiles of rows": ((2,), 130, 2050, 32, 32),
 }
 
 
 def attention(case: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     batches, rows, columns, depth, width = SIZES[case]
-    shapes: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int | str, ...]] = {
         "q": (*batches, rows, depth), "k": (*batches, depth, columns), "v": (*batches, columns, width),
         "mask": (*[1] * len(batches), 1, columns),
     }  # fmt: skip
     random = np.random.default_rng(rows)
-    feeds = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    feeds = {
+        name: random.standard_normal([2 if size == "batch" else int(size) for size in shape]).astype(np.float32)
+        for name, shape in shapes.items()
+    }
     feeds["mask"][..., ::3] = -np.inf
     return attention_net(shapes), feeds
 
@@ -44,12 +48,14 @@ def attention(case: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("case", SIZES)
 def test_blocks_of_rows_are_multiplied_in_tiles_by_keys_and_by_values(case: str) -> None:
     lowered = lower(import_model(prepare(attention(case)[0])), Target.from_tag(AMX), PAIRS)
-    (script,) = (
+    scripts = [
         kernel.script() for name, kernel in lowered.module.functions_items() if name.name_hint.startswith("attention")
-    )
+    ]
     assert not lowered.fallbacks
-    assert script.count("tdpbf16ps") >= 2
-    assert script.count("ldtilecfg") == 1
+    assert scripts
+    for script in scripts:
+        assert script.count("tdpbf16ps") >= 2
+        assert script.count("ldtilecfg") == 1
 
 
 @pytest.mark.skipif(

@@ -160,7 +160,8 @@ def deep(layers: int) -> onnx.ModelProto:
         weights.append(onnx.numpy_helper.from_array(weight.astype(np.float32), f"w{layer}"))
         nodes.append(onnx.helper.make_node("MatMul", [f"x{layer}", f"w{layer}"], [f"x{layer + 1}"]))
     ends = [onnx.helper.make_tensor_value_info(f"x{at}", onnx.TensorProto.FLOAT, (1, 64)) for at in (0, layers)]
-    return onnx.helper.make_model(onnx.helper.make_graph(nodes, "deep", ends[:1], ends[1:], weights), ir_version=9)
+    graph = onnx.helper.make_graph(nodes, "deep", ends[:1], ends[1:], weights)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
 
 
 def test_what_sums_of_many_layers_lose_shows_where_their_weights_are_moved() -> None:

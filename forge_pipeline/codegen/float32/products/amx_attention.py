@@ -18,7 +18,7 @@ from forge_pipeline.codegen.amx.configuration import TILES
 from forge_pipeline.codegen.amx.operands import WORDS_OF_PAIRS
 from forge_pipeline.codegen.amx.tiles import LANES, ROWS, WORDS
 from forge_pipeline.codegen.float32.products import attention
-from forge_pipeline.codegen.float32.products.attention import CHAIN, PANEL_VECTORS, Blocks
+from forge_pipeline.codegen.float32.products.attention import CHAIN, PANEL_VECTORS, Blocks, is_one
 from forge_pipeline.codegen.float32.products.open_matmul import PANELS
 from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 from forge_pipeline.codegen.tir.machine import Machine
@@ -31,8 +31,6 @@ STEPS: Final = 2 * WORDS
 LINES: Final = "lines"
 MOST: Final = 1 << 17
 """Bytes of a block's scores up to which it has two tiles of rows: they stay in the second cache with the rest."""
-
-
 FEWEST_ROWS, FEWEST_COLUMNS = 48, 64
 """From which on tiles take less time than vectors (measured)."""
 
@@ -98,8 +96,7 @@ def attend(
     )
     shares = attention.weigh(scores, *terms, blocks=blocks, columns=columns, steps=steps, is_paired=True)
     panel, each = te.reduce_axis((0, count), "panel"), te.reduce_axis((0, WORDS), "each")
-
-    nr = 2 - places % 2
+    nr = 2 - places % 2  # tiles of values beside each other
 
     def mix(*at: Any) -> Any:
         *batch, block, group, row, beside, lane = at
@@ -116,7 +113,7 @@ def crop(tiles: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
 
     def element(*at: Any) -> Any:
         *batch, row, lane = at
-        batches = [index for index, extent in zip(batch, shape, strict=False) if extent != 1]
+        batches = [index for index, extent in zip(batch, shape, strict=False) if not is_one(extent)]
         place = (lane // (nr * LANES), row % tile, lane // LANES % nr, lane % LANES)
         return tiles(*batches, row // tile, *place)
 

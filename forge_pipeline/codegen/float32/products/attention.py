@@ -60,7 +60,7 @@ class Blocks:
     @property
     def batches(self) -> list[Any]:
         """The extents that are not one."""
-        return [extent for extent in self.shape[:-2] if not _is_one(extent)]
+        return [extent for extent in self.shape[:-2] if not is_one(extent)]
 
     @property
     def extents(self) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class Blocks:
     def whole(self, batch: Sequence[Any]) -> list[Any]:
         """Return the place on all axes before rows."""
         inner = iter(batch)
-        return [0 if _is_one(extent) else next(inner) for extent in self.shape[:-2]]
+        return [0 if is_one(extent) else next(inner) for extent in self.shape[:-2]]
 
     def row(self, block: Any, row: Any) -> Any:
         """Return which row of all a row of a block is."""
@@ -150,7 +150,7 @@ def weigh(
             other = tirx.const(constant, "float32") if constant is not None else None
             if other is None:
                 term, place = next(rest), (*blocks.whole(batch), blocks.row(block, row), column)
-                other = term(*(0 if _is_one(e) else i for i, e in zip(place, term.shape, strict=True)))
+                other = term(*(0 if is_one(e) else i for i, e in zip(place, term.shape, strict=True)))
             value = OPERATORS[operator](value, other)
         return tirx.Select(column < columns, value, tirx.const(float("-inf"), "float32"))
 
@@ -209,7 +209,7 @@ def crop(tiles: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
 
     def element(*at: Any) -> Any:
         *batch, row, lane = at
-        batches = [index for index, extent in zip(batch, shape, strict=False) if not _is_one(extent)]
+        batches = [index for index, extent in zip(batch, shape, strict=False) if not is_one(extent)]
         return tiles(*batches, tirx.floordiv(row, tile), tirx.floormod(row, tile), lane)
 
     return te.compute(tuple(shape), element, name="crop")
@@ -248,7 +248,8 @@ def fill(term: te.Tensor, width: int) -> te.Tensor:
     return te.compute((*term.shape[:-1], columns), element, name="fill")
 
 
-def _is_one(extent: Any) -> bool:
+def is_one(extent: Any) -> bool:
+    """Return whether an axis is known to have one element."""
     return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 
