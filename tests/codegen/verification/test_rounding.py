@@ -152,30 +152,26 @@ def test_a_float_model_is_forgiven_what_its_sums_lose_where_they_cancel() -> Non
         told.compare(feed, ["y"], [want], [want * np.float32(1.1)])
 
 
-def deep(layers: int) -> onnx.ModelProto:
-    """Return products by weights of one sign after another, each of which cancels most of what it adds up."""
-    random, nodes, weights = np.random.default_rng(0), [], []
-    for layer in range(layers):
-        weight = random.standard_normal((64, 64)) / 8
-        weights.append(onnx.numpy_helper.from_array(weight.astype(np.float32), f"w{layer}"))
-        nodes.append(onnx.helper.make_node("MatMul", [f"x{layer}", f"w{layer}"], [f"x{layer + 1}"]))
-    ends = [onnx.helper.make_tensor_value_info(f"x{at}", onnx.TensorProto.FLOAT, (1, 64)) for at in (0, layers)]
-    graph = onnx.helper.make_graph(nodes, "deep", ends[:1], ends[1:], weights)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-
-
-def test_what_sums_of_many_layers_lose_shows_where_their_weights_are_moved() -> None:
-    model, feed = deep(24), {"x0": np.ones((1, 64), np.float32)}
+def test_of_a_model_that_reads_whole_numbers_the_weights_show_what_rounding_does() -> None:
+    random = np.random.default_rng(0)
+    weights = [np.linalg.qr(random.standard_normal((64, 64)))[0].astype(np.float32) for _ in range(24)]
+    lines = [f"x{layer + 1} = MatMul(x{layer}, w{layer})" for layer in range(24)]
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 17]> g (int64[1, 64] tokens) => (float[1, 64] x24) {'
+        f" x0 = Cast <to = 1> (tokens) {' '.join(lines)} }}"
+    )
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(each, f"w{at}") for at, each in enumerate(weights))
+    feed = {"tokens": np.arange(64)[None]}
     (want,) = Interpreter(model)(feed).values()
-    inputs = [Interpreter(model)(nudged(feed, seed))["x24"] for seed in range(3)]
+    np.testing.assert_array_equal(Interpreter(model)(nudged(feed, 0))["x24"], want)
+    exact = feed["tokens"].astype(np.float64)
+    for weight in weights:
+        exact = exact @ weight.astype(np.float64)
     moved = [Interpreter(with_nudged_weights(model, seed))(feed)["x24"] for seed in range(3)]
-    by_inputs, by_weights = (max(abs(each - want).max() for each in found) for found in (inputs, moved))
-    assert by_weights > 2 * by_inputs > 0
-    kept = with_nudged_weights(model, 0).graph.initializer[0]
-    before = onnx.numpy_helper.to_array(model.graph.initializer[0])
-    after = onnx.numpy_helper.to_array(kept)
-    assert (after != before).any()
-    np.testing.assert_allclose(after, before, rtol=2e-7)
+    assert abs(exact - want).max() < 2 * max(abs(each - want).max() for each in moved) < 1e-5 * abs(want).max()
+    kept = onnx.numpy_helper.to_array(with_nudged_weights(model, 0).graph.initializer[0])
+    assert (kept != weights[0]).any()
+    np.testing.assert_allclose(kept, weights[0], rtol=2e-7)
 
 
 def test_the_least_number_stays_finite() -> None:
