@@ -46,7 +46,7 @@ def run(config: Config, model: ONNXModule, ranges: Ranges | None = None, data: D
 
     ``data``: what the ranges were calibrated with, to try choices on; needed where the configuration leaves any.
     Raises DataError where static quantization has no ranges or an activation is constant, ConfigError for a layer
-    in ``keep_float`` that is not there, ModelError where nothing can be quantized or a bias overflows.
+    in ``keep_float`` that is not there, ModelError where nothing can be quantized.
     """
     return METHODS[config.method](config, model, ranges, data)
 
