@@ -29,6 +29,7 @@ from forge_pipeline.codegen.tir import (
     prefetch,
     primitives,
     reduction,
+    rewriting,
     skipped_taps,
     tail_tiles,
     transposed_tiles,
@@ -100,7 +101,7 @@ def schedule_kernels(module: tvm.IRModule, machine: Machine) -> Scheduled:
         done[variable], rules[variable], reason = _scheduled(kernel, machine.computing(computed_in(kernel)))
         if reason is not None:
             generic[variable.name_hint] = reason
-    return Scheduled(module=_with(module, done), generic=generic, rules=rules)
+    return Scheduled(module=rewriting.with_functions(module, done), generic=generic, rules=rules)
 
 
 def rewrite_kernels(scheduled: Scheduled, machine: Machine) -> Scheduled:
@@ -114,7 +115,7 @@ def rewrite_kernels(scheduled: Scheduled, machine: Machine) -> Scheduled:
             plain = Rule(kernel=rule.kernel, scheduler=fallback.schedule)
             done[variable] = _rewritten(_apply(plain.kernel, plain, own), plain, own)
             generic[variable.name_hint] = _short(error)
-    return Scheduled(module=_with(scheduled.module, done), generic=generic, rules={})
+    return Scheduled(module=rewriting.with_functions(scheduled.module, done), generic=generic, rules={})
 
 
 def computed_in(kernel: tirx.PrimFunc) -> str:
@@ -123,13 +124,6 @@ def computed_in(kernel: tirx.PrimFunc) -> str:
     blocks = [block for block in primitives.blocks(sch) if sch.get(block).writes]
     chosen = [block for block in blocks if primitives.family_of(sch, block) not in ("", primitives.PAD)] or blocks[-1:]
     return str(sch.get(chosen[0]).writes[0].source.ty.dtype) if chosen else ""
-
-
-def _with(module: tvm.IRModule, functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc]) -> tvm.IRModule:
-    module = module.clone()
-    for variable, function in functions.items():
-        module[variable] = function
-    return module
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -23,14 +23,13 @@ from forge_pipeline.quantization.static import Quantized, Scheme, ready
 from forge_pipeline.quantization.weight_only import RECURRENT, compress_weights
 from forge_pipeline.quantization.weights import WeightScheme
 
-SHOWN = 5
-"""Names that a note has at most."""
-
 if TYPE_CHECKING:
     from forge_pipeline.quantization.calibration.ranges import Ranges
     from forge_pipeline.quantization.settings import Config
 
 FULL, REDUCED = 127, 64
+SHOWN = 5
+"""Names that a note or a message has at most."""
 
 
 def quantize_statically(
@@ -175,8 +174,7 @@ def _reasons(network: Network, plan: Plan) -> str:
         _, *inner = every_graph(network.model)
         products = (node for graph in inner for node in graph.node if node.op_type in PRODUCTS)
         shown = [f"{layer(node)} (in a branch or a loop)" for node in products]
-    more = [f"and {len(shown) - 3} more"] if len(shown) > 3 else []
-    return ", ".join([*shown[:3], *more]) or "no such layer"
+    return _some(shown) or "no such layer"
 
 
 def check_layers(network: Network, names: Collection[str], operators: Collection[str]) -> None:

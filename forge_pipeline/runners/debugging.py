@@ -28,7 +28,7 @@ def compiled_like(metadata: Mapping[str, Any], wanted: Wanted) -> Callable[[Mode
     It raises CompileError and whatever the place raises; MachineError where no place runs it.
     """
     target = _target(metadata["target"], wanted.target)
-    options = _options(metadata)
+    options = options_of(metadata)
 
     def run(model: ModelProto, feed: Feed) -> Outputs:
         job = Job(model=model, target=target, options=options, checks=None, relax_text=False)
@@ -52,7 +52,7 @@ def _target(metadata: Mapping[str, Any], otherwise: Target) -> Target:
     return replace(described, **own)
 
 
-def _options(metadata: Mapping[str, Any]) -> Options:
+def options_of(metadata: Mapping[str, Any]) -> Options:
     """Return the options of a library; its code can be loaded, where its own is for a linker."""
     how, entries = metadata["compile"], Entries.of(metadata, where="library")
     sizes: dict[str, set[int]] = {}

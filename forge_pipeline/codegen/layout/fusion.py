@@ -58,10 +58,7 @@ def know_larger_results(module: tvm.IRModule) -> tvm.IRModule:
         for variable, function in module.functions_items()
         if int((getattr(function, "attrs", None) or {}).get(PATTERN, OPAQUE)) <= BROADCAST and _goes_on(function)
     }
-    module = module.clone()
-    for variable, function in larger.items():
-        module[variable] = function
-    return module
+    return rewriting.with_functions(module, larger)
 
 
 def _goes_on(function: tirx.PrimFunc) -> bool:
@@ -94,10 +91,7 @@ def close_open_kernels(module: tvm.IRModule) -> tvm.IRModule:
                 variable, operands = binding.value.args[0], len(binding.value.args[1].fields)
                 if variable not in closed and _is_open(module[variable], operands):
                     closed[variable] = module[variable].with_attr(PATTERN, OPAQUE)
-    module = module.clone()
-    for variable, function in closed.items():
-        module[variable] = function
-    return module
+    return rewriting.with_functions(module, closed)
 
 
 def _is_open(function: tirx.PrimFunc, operands: int) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Var
@@ -111,6 +112,14 @@ def with_value(realize: SBlockRealize, axis: int, place: Any, content: Any) -> S
     block = s_tir.SBlock(old.iter_vars, old.reads, old.writes, old.name_hint, store, annotations=old.annotations)
     values = [place if index == axis else value for index, value in enumerate(realize.iter_values)]
     return s_tir.SBlockRealize(values, True, block)
+
+
+def with_functions(module: tvm.IRModule, functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]) -> tvm.IRModule:
+    """Return ``module`` with other functions for some of its variables."""
+    module = module.clone()
+    for variable, function in functions.items():
+        module[variable] = function
+    return module
 
 
 def with_buffers(function: tirx.PrimFunc, buffers: Sequence[Any]) -> tirx.PrimFunc:

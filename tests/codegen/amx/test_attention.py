@@ -26,7 +26,8 @@ SIZES: dict[str, tuple[tuple[int | str, ...], int, int, int, int]] = {
     "columns and steps that fill nothing": ((4,), 50, 77, 40, 80),
     "one tile of steps and of values": ((1, 2), 64, 70, 8, 16),
     "any number of images": (("batch", 3), 197, 197, 64, 64),
-    "more columns than leave room for two tiles of rows": ((2,), 130, 2050, 32, 32),
+    "many columns": ((2,), 130, 2050, 32, 32),
+    "a block of rows": ((2,), 32, 64, 32, 32),
 }
 
 

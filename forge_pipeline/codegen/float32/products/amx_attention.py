@@ -16,6 +16,7 @@ from tvm.s_tir.schedule import SBlockRV
 from forge_pipeline.codegen.amx import operands
 from forge_pipeline.codegen.amx.configuration import TILES
 from forge_pipeline.codegen.amx.operands import WORDS_OF_PAIRS
+from forge_pipeline.codegen.amx.rows import TILE
 from forge_pipeline.codegen.amx.tiles import LANES, ROWS, WORDS
 from forge_pipeline.codegen.float32.products import attention
 from forge_pipeline.codegen.float32.products.attention import CHAIN, PANEL_VECTORS, Blocks, is_one
@@ -29,10 +30,8 @@ WIDTH: Final = PANEL_VECTORS * LANES
 STEPS: Final = 2 * WORDS
 """Steps of a tile: pairs of one and the one that many words behind it."""
 LINES: Final = "lines"
-MOST: Final = 1 << 17
-"""Bytes of a block's scores up to which it has two tiles of rows: they stay in the second cache with the rest."""
-FEWEST_ROWS, FEWEST_COLUMNS = 48, 64
-"""From which on tiles take less time than vectors (measured)."""
+FEWEST_ROWS, FEWEST_COLUMNS = 32, 64
+"""From which on tiles take less time than vectors: 0.5 to 0.8 of it, and 1.06 at 48 columns (measured)."""
 
 
 def is_worth(machine: Machine, rows: Any, depth: Any, columns: Any) -> bool:
@@ -44,21 +43,16 @@ def is_worth(machine: Machine, rows: Any, depth: Any, columns: Any) -> bool:
     return bool(rows >= FEWEST_ROWS and columns >= FEWEST_COLUMNS)
 
 
-def tile_rows(rows: int, columns: int) -> int:
-    """Return how many rows are computed at once."""
-    return ROWS if rows <= ROWS or 2 * ROWS * columns * 4 > MOST else 2 * ROWS
-
-
 def attend(
     query: te.Tensor, keys: te.Tensor, values: te.Tensor, *terms: te.Tensor,
-    steps: Sequence[tuple[str, float | None]], zero_for_nan: bool, tile: int,
+    steps: Sequence[tuple[str, float | None]], zero_for_nan: bool,
 ) -> te.Tensor:  # fmt: skip
     """Describe attention of (..., rows, depth) over (..., depth, columns) and ``values_in_tiles``.
 
     The rest is as in ``attention.attend``; the result, (..., blocks, groups of columns, rows, tiles, lanes), is for
     ``crop``.
     """
-    blocks = Blocks(shape=query.shape, tile=tile, in_tiles=True)
+    blocks = Blocks(shape=query.shape, tile=TILE, in_tiles=True)
     depth, columns = int(query.shape[-1]), keys.shape[-1]
     whole, chunks, places = blocks.whole, -(-depth // STEPS), int(values.shape[-3])
     *outside, rows = blocks.extents
@@ -109,13 +103,13 @@ def attend(
 
 def crop(tiles: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
     """Describe the rows of ``attend``'s result as ``shape``, (..., rows, width)."""
-    tile, nr = int(tiles.shape[-3]), int(tiles.shape[-2])
+    nr = int(tiles.shape[-2])
 
     def element(*at: Any) -> Any:
         *batch, row, lane = at
         batches = [index for index, extent in zip(batch, shape, strict=False) if not is_one(extent)]
-        place = (lane // (nr * LANES), row % tile, lane // LANES % nr, lane % LANES)
-        return tiles(*batches, row // tile, *place)
+        place = (lane // (nr * LANES), row % TILE, lane // LANES % nr, lane % LANES)
+        return tiles(*batches, row // TILE, *place)
 
     return te.compute(tuple(shape), element, name="crop")
 
@@ -160,8 +154,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     attention.schedule_shares(sch, named, machine)
     for name in (LINES, "attention"):
         sch.vectorize(sch.get_loops(named[name])[-1])
-    rows = primitives.static(sch, row) // ROWS
-    _tensorize(sch, anchor, chunk, stored, rows, PANEL_VECTORS)
+    _tensorize(sch, anchor, chunk, stored, PANEL_VECTORS)
 
 
 def _pack(sch: Schedule, panels: SBlockRV) -> None:
@@ -174,17 +167,17 @@ def _pack(sch: Schedule, panels: SBlockRV) -> None:
 def _mix(sch: Schedule, mixed: SBlockRV) -> None:
     """Multiply a block's shares by the values, two tiles of these beside each other where their number is even."""
     group, row, beside, lane, panel, each = sch.get_loops(mixed)[-6:]
-    rows, nr = primitives.static(sch, row) // ROWS, primitives.static(sch, beside)
+    nr = primitives.static(sch, beside)
     sch.set_scope(mixed, 0, "local")
     stored = sch.cache_write(mixed, 0, "local")
     columns = [beside, lane] if nr > 1 else [sch.fuse(beside, lane)]
     sch.reorder(group, panel, row, *columns, each)
     sch.reverse_compute_at(stored, group, preserve_unit_loops=True)
-    _tensorize(sch, mixed, panel, stored, rows, nr)
+    _tensorize(sch, mixed, panel, stored, nr)
 
 
-def _tensorize(sch: Schedule, sums: SBlockRV, steps: Any, stored: SBlockRV, rows: int, nr: int) -> None:
-    of, depth = WORDS_OF_PAIRS, 2 if nr > 1 else 1
+def _tensorize(sch: Schedule, sums: SBlockRV, steps: Any, stored: SBlockRV, nr: int) -> None:
+    of, rows, depth = WORDS_OF_PAIRS, TILE // ROWS, 2 if nr > 1 else 1
     zeros = sch.decompose_reduction(sums, steps)
     sch.tensorize(sch.get_loops(sums)[-2 - depth], operands.add_products(of, rows, nr))
     sch.tensorize(sch.get_loops(zeros)[-1 - depth], operands.clear(of, rows, nr))

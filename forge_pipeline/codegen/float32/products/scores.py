@@ -148,7 +148,7 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
     if not isinstance(width, int) or width == 1 or not _same(shape_of(query)[:-2], shape_of(right)[:-2]):
         return None
     machine, asked = graph.machine, graph.look(query)
-    in_tiles = amx_attention.is_worth(machine, rows, depth, columns := shape_of(keys)[-1])
+    in_tiles = amx_attention.is_worth(machine, rows, depth, shape_of(keys)[-1])
     is_paired = not in_tiles and machine.multiplies_pairs(None) and isinstance(depth, int) and depth % 2 == 0
     operands = [graph.plain(graph.look(operand)) for operand in (query, keys, right)]
     operands[2] = _filled(graph, operands[2], lanes)
@@ -162,7 +162,7 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
         values = graph.kernel(amx_attention.values_in_tiles, operands[2], name="pair")
         tiles = graph.kernel(
             amx_attention.attend, *operands[:2], values, *terms, name="attention", steps=shares.steps,
-            zero_for_nan=shares.zero_for_nan, tile=amx_attention.tile_rows(rows, columns),
+            zero_for_nan=shares.zero_for_nan,
         )  # fmt: skip
         return Value(plain=graph.kernel(amx_attention.crop, tiles, name="crop", shape=shape))
     tiles = graph.kernel(
