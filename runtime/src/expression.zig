@@ -55,7 +55,7 @@ pub fn value(words: []const i64, extents: []const i64) ?i64 {
         const operand = if (s.words == 1) words[at + 1] else 0;
         height -= s.takes;
         const operands = stack[height .. height + s.takes];
-        stack[height] = switch (operation) {
+        const made: Value = switch (operation) { // not in its place yet: an operand's kind is still there
             0 => .{ .whole = operand },
             1 => .{ .whole = extents[@intCast(operand)] },
             11 => .{ .float = rounded(@floatFromInt(operands[0].whole), operand) },
@@ -64,6 +64,7 @@ pub fn value(words: []const i64, extents: []const i64) ?i64 {
             26 => .{ .whole = cut(operands[0].float) },
             else => .{ .whole = ofWholes(operation, operands) orelse return null },
         };
+        stack[height] = made;
         height += 1;
         at += 1 + s.words;
     }

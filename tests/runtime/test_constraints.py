@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
@@ -75,3 +75,29 @@ def test_every_kind_of_expression_is_written_with_its_value() -> None:
     for size in sizes:
         for extents in ({"n": 3, "m": 3}, {"n": 9, "m": 2}, {"n": 1, "m": 8}):
             assert value(to_json(size), extents) == e.evaluate(size, extents)
+
+
+def test_sizes_by_way_of_floats_are_checked_too() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Cast", ["sizes"], ["floats"], to=FLOAT),
+        helper.make_node("Div", ["floats", "shrunk"], ["fewer"]),
+        helper.make_node("Floor", ["fewer"], ["floor"]),
+        helper.make_node("Cast", ["floor"], ["target"], to=TensorProto.INT64),
+        helper.make_node("Resize", ["x", "", "", "target"], ["small"], mode="linear"),
+        helper.make_node("Conv", ["small", "w"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, FLOAT, [1, 1, *sizes]) for name, sizes in (("x", "hw"), ("y", "pq"))]
+    held = {"shrunk": np.array([1, 1, 1.4, 1.4], np.float32), "w": np.ones((1, 1, 3, 3), np.float32)}
+    model = helper.make_model(
+        helper.make_graph(
+            nodes, "g", ports[:1], ports[1:], [numpy_helper.from_array(held[name], name) for name in held]
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=10,
+    )
+    made = loaded(build(model, Target.from_tag("host"), OPTIONS), threads=1)
+    (have,) = made(np.ones((1, 1, 7, 9), np.float32))
+    np.testing.assert_allclose(have, np.full((1, 1, 3, 4), 9), rtol=1e-6)
+    with pytest.raises(DataError, match="Conv: axis 2 is smaller than the window"):
+        made(zeros(1, 1, 4, 9))
