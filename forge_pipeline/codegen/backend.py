@@ -154,7 +154,11 @@ def separate_weights(work: Lowering) -> None:
 @contextmanager
 def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
     machine, level = work.target.tvm(), max(work.options.opt_level, 1)
-    config = {**work.pass_config, "tirx.disable_assert": work.options.relocatable}  # such a program is checked here
+    config = {
+        **work.pass_config,
+        "tirx.disable_assert": work.options.relocatable,  # such a program is checked here
+        "relax.backend.use_cuda_graph": work.target.kind == "cuda",  # launched once, replayed from then on
+    }
     with machine, tvm.transform.PassContext(opt_level=level, config=config):
         yield machine
 

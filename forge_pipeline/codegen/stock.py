@@ -16,15 +16,18 @@ from tvm.s_tir import dlight
 
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.gpu.booleans import one_at_a_time
-from forge_pipeline.codegen.gpu.convolution import convolutions
+from forge_pipeline.codegen.gpu.convolution import convolutions, processors_of
 from forge_pipeline.codegen.gpu.guards import Orderly, Tried
 from forge_pipeline.codegen.gpu.indices import narrowed
+from forge_pipeline.codegen.gpu.matmul import matmuls
 from forge_pipeline.codegen.gpu.products import Products
 from forge_pipeline.codegen.gpu.sums import SHORT, Sums
 from forge_pipeline.codegen.gpu.threads import in_threads
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
-from forge_pipeline.codegen.layout.fusion import know_larger_results
+from forge_pipeline.codegen.layout.fusion import close_open_kernels, know_other_sizes
+from forge_pipeline.codegen.layout.symbolic_extents import has_casts, name_extents
+from forge_pipeline.codegen.layout.views import open_reshapes
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Fallback, Lowering
 from forge_pipeline.codegen.tir import primitives
@@ -38,6 +41,11 @@ LAYOUTS = {
 
 def graph(work: Lowering) -> None:
     """Run the passes on the graph of operators."""
+    for entry in work.entries:
+        if not entry.extents and not has_casts(entry.module):
+            entry.module = relax.transform.CanonicalizeBindings()(entry.module)
+        if entry.extents is None:
+            entry.module = name_extents(entry.module, work.origins)
     _run(work, _graph_passes(work.options, work.target.kind))
 
 
@@ -80,7 +88,6 @@ def _graph_passes(options: Options, kind: str) -> list[Any]:
     passes: list[Any] = [
         SpellOutGroupNorm(),
         relax.transform.DecomposeOpsForInference(),
-        relax.transform.CanonicalizeBindings(),
     ]
     if options.channel_layout is not None:
         passes.append(relax.transform.ConvertLayout(LAYOUTS[options.channel_layout]))
@@ -94,17 +101,16 @@ def _graph_passes(options: Options, kind: str) -> list[Any]:
 def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options) -> list[Any]:
     """Return what turns operators into kernels: one each at level 0, then fused, then with constants folded."""
     if target.kind == "cuda":
-        legalize, annotate, *fused, _ = cuda.legalize_passes(machine)
-        gpu = dlight.gpu
+        _, annotate, *fused, _ = cuda.legalize_passes(machine)
+        gpu, processors = dlight.gpu, processors_of(str(target.cuda_arch))
         rows, groups = Tried(gpu.Reduction()), Tried(gpu.GeneralReduction())
         products = (Products(), Tried(gpu.Matmul()), Orderly(gpu.GEMV()))
-        schedules = (*products, Sums(SHORT), rows, groups, Sums(), gpu.Fallback())
+        schedules = (*products, Sums(SHORT), rows, groups, Sums(), Tried(gpu.Fallback()))
         return [
             *cuda.library_dispatch_passes(machine),
-            relax.transform.LegalizeOps(convolutions(str(target.cuda_arch))),
-            legalize,
+            relax.transform.LegalizeOps({**open_reshapes(), **convolutions(processors), **matmuls(processors)}),
             annotate,
-            tvm.transform.module_pass(lambda module, _: know_larger_results(module), opt_level=0),
+            tvm.transform.module_pass(_kept_apart, opt_level=0),
             *fused,
             dlight.ApplyDefaultSchedule(*schedules),
         ]
@@ -115,3 +121,8 @@ def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options)
     if options.opt_level >= 1:
         passes += [relax.transform.FuseOps(), relax.transform.FuseTIR()]
     return [*passes, relax.transform.DeadCodeElimination()]
+
+
+def _kept_apart(module: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+    """Return ``module`` in which TVM fuses no kernels that it could not schedule for a GPU."""
+    return close_open_kernels(know_other_sizes(module, smaller=True))

@@ -25,14 +25,14 @@ from forge_pipeline.codegen.layout.fusion import (
     PATTERN,
     close_open_kernels,
     cut_chains,
-    know_larger_results,
+    know_other_sizes,
     part_broadcasts,
     store_bytes,
 )
 from forge_pipeline.codegen.layout.half_arithmetic import in_halves
 from forge_pipeline.codegen.layout.half_precision import refuse_quantized
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
-from forge_pipeline.codegen.layout.symbolic_extents import name_extents
+from forge_pipeline.codegen.layout.symbolic_extents import has_casts, name_extents
 from forge_pipeline.codegen.layout.views import open_reshapes
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
@@ -96,8 +96,8 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
             found="last, for a quantized model",
             fix="leave it null, or compile with `compile.generator=stock`",
         )
-    has_casts = _has_casts(module)
-    if not has_casts and not entry.extents:
+    keeps_casts = has_casts(module)
+    if not keeps_casts and not entry.extents:
         module = relax.transform.CanonicalizeBindings()(module)
         work.origins.carry(entry.module, module)
     if work.options.opt_level >= LAID_OUT:
@@ -108,7 +108,7 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
     if arithmetic == "float16":
         module = in_halves(module, work.origins)
     entry.module = name_extents(module, work.origins) if entry.extents is None else module
-    entry.keeps_names = has_casts or entry.module is not module or bool(entry.extents)
+    entry.keeps_names = keeps_casts or entry.module is not module or bool(entry.extents)
 
 
 @_on_each
@@ -125,7 +125,7 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
                 channels_last=options.channel_layout == "last",
             )
         )
-    entry.keeps_names = entry.keeps_names or _has_casts(entry.module)
+    entry.keeps_names = entry.keeps_names or has_casts(entry.module)
 
 
 @_on_each
@@ -146,7 +146,7 @@ def legalize(work: Lowering, entry: Entry) -> None:
 @_on_each
 def fuse(work: Lowering, entry: Entry) -> None:
     """Fuse kernels. Raises CompileError for an operator that is none by now."""
-    module = close_open_kernels(know_larger_results(relax.transform.AnnotateTIROpPattern()(entry.module)))
+    module = close_open_kernels(know_other_sizes(relax.transform.AnnotateTIROpPattern()(entry.module)))
     if work.options.opt_level >= FUSED:
         apart = part_broadcasts(cut_chains(module))
         grouped = relax.transform.FuseOps()(apart)
@@ -196,11 +196,6 @@ def _refuse_leftovers(module: tvm.IRModule) -> None:
                     found=shapes,
                     fix="give extents that are equal one name in the model, or fix them to numbers",
                 )
-
-
-def _has_casts(module: tvm.IRModule) -> bool:
-    bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
-    return any(isinstance(binding, relax.MatchCast) for binding in bindings)
 
 
 def mark_anchors(module: tvm.IRModule) -> tvm.IRModule:

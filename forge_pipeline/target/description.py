@@ -133,7 +133,8 @@ class Target:
             cpu["mabi"] = self.abi
         if self.kind == "llvm":
             return cpu
-        return {"kind": "cuda", "arch": self.cuda_arch, "host": cpu}
+        shared = 48 << 10  # of any GPU without asking for more; TVM guesses as much, and says so
+        return {"kind": "cuda", "arch": self.cuda_arch, "max_shared_memory_per_block": shared, "host": cpu}
 
     def tvm(self) -> tvm.target.Target:
         """Return the TVM target, its CPU host included."""

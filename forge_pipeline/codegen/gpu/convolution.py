@@ -18,25 +18,22 @@ from typing import Any, Final
 
 from tvm import relax, te, tirx
 from tvm.ir import GenericConst, Op
+from tvm.sym.analyzer import Analyzer
 
-from forge_pipeline.codegen.gpu.products import PRODUCT, SUMMED, TAPS, THREAD
+from forge_pipeline.codegen.gpu.products import Work, known, multiplied, parts_of, tile_of
 
 FEW_PROCESSORS: Final = {"sm_53": 1, "sm_62": 2, "sm_72": 8, "sm_87": 16}
 """Jetson Nano, TX2, Xavier and Orin; elsewhere ``MANY``."""
 MANY: Final = 96
-TILES: Final = ((64, 64), (32, 64), (32, 32), (16, 32))
-"""Filters and pixels of a block of threads, largest first."""
-BUSY: Final = 384
-"""Threads of a processor that hide what reads take."""
-PARTS: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32)
 
 
-def convolutions(arch: str) -> dict[str, Any]:
-    """Return how `LegalizeOps` lowers convolutions in float32 of one group, channels first; others as TVM does.
+def processors_of(arch: str) -> int:
+    """Return how many processors a GPU has: of the large ones, the fewest."""
+    return FEW_PROCESSORS.get(arch, MANY)
 
-    ``arch`` tells how many processors the GPU has.
-    """
-    processors = FEW_PROCESSORS.get(arch, MANY)
+
+def convolutions(processors: int) -> dict[str, Any]:
+    """Return how `LegalizeOps` lowers convolutions in float32 of one group, channels first; others as TVM does."""
     plain = Op.get("relax.nn.conv2d").get_attr("FLegalize")
 
     def lowered(builder: Any, call: relax.Call) -> relax.Expr:
@@ -75,11 +72,12 @@ class Window:
 
     def outputs(self, sizes: Sequence[Any]) -> list[Any]:
         """Return how many rows and columns come out."""
+        analyzer = Analyzer()
+        reached = [(taps - 1) * step + 1 for taps, step in zip(self.kernel, self.dilation, strict=True)]
+        spare = [sum(self.padding[axis::2]) - reached[axis] for axis in (0, 1)]
         return [
-            (size + self.padding[axis] + self.padding[axis + 2] - (self.kernel[axis] - 1) * self.dilation[axis] - 1)
-            // self.strides[axis]
-            + 1
-            for axis, size in enumerate(sizes)
+            analyzer.simplify((size + more) // step + 1)
+            for size, more, step in zip(sizes, spare, self.strides, strict=True)
         ]
 
     def places(self, pixel: Sequence[Any], tap: Sequence[Any]) -> list[Any]:
@@ -99,17 +97,15 @@ def _product(image: te.Tensor, packed: te.Tensor, *, window: Window, processors:
     filters = int(packed.shape[3])
     out = window.outputs(sizes)
     taps, pixels = channels * window.kernel[0] * window.kernel[1], out[0] * out[1]
-    tile = _tile(batch, filters, pixels, processors)
-    parts = _parts(batch, filters, pixels, taps, processors)
-    own = taps // parts
-    whole_tiles = [(size + (width - 1)) // width * width for size, width in zip((filters, pixels), tile, strict=True)]
+    work = Work(batch=known(batch), rows=filters, columns=known(pixels), terms=int(taps))
+    tile = tile_of(work, processors)
 
-    def tap(part: Any, number: Any) -> tuple[Any, Any, Any]:
-        place, channel = (part * own + number) // channels, (part * own + number) % channels
+    def tap(number: Any) -> tuple[Any, Any, Any]:
+        place, channel = number // channels, number % channels
         return place // window.kernel[1], place % window.kernel[1], channel
 
-    def of_image(part: Any, item: Any, number: Any, pixel: Any) -> Any:
-        *within, channel = tap(part, number)
+    def of_image(item: Any, number: Any, pixel: Any) -> Any:
+        *within, channel = tap(number)
         pixel = tirx.min(pixel, pixels - 1)
         at = window.places((pixel // out[1], pixel % out[1]), within)
         if not any(window.padding):
@@ -119,53 +115,10 @@ def _product(image: te.Tensor, packed: te.Tensor, *, window: Window, processors:
         mask = tirx.const(0, "int32") - inside.astype("int32")
         return tirx.reinterpret("float32", tirx.reinterpret("int32", image(item, channel, *nearest)) & mask)
 
-    def of_weights(part: Any, number: Any, filter_: Any) -> Any:
-        return packed(*tap(part, number), tirx.min(filter_, filters - 1))
+    def of_weights(_: Any, number: Any, filter_: Any) -> Any:
+        return packed(*tap(number), tirx.min(filter_, filters - 1))
 
-    read = te.compute((parts, batch, own, whole_tiles[1]), of_image, name="taps")
-    weights = te.compute((parts, own, whole_tiles[0]), of_weights, name="weights")
-    step = te.reduce_axis((0, own), name="tap")
-
-    def product(part: Any, item: Any, filter_: Any, pixel: Any) -> Any:
-        return te.sum(weights(part, step, filter_) * read(part, item, step, pixel), axis=step)
-
-    products = te.compute((parts, batch, *whole_tiles), product, name="product", attrs={PRODUCT: list(tile)})
-    whole = (batch, filters, *out)
-    if parts == 1:
-        return te.compute(
-            whole,
-            lambda item, filter_, row, column: products(0, item, filter_, row * out[1] + column),
-            name="image",
-        )
-    part = te.reduce_axis((0, parts), name="part")
-    return te.compute(
-        whole,
-        lambda item, filter_, row, column: te.sum(products(part, item, filter_, row * out[1] + column), axis=part),
-        name=SUMMED,
-    )
-
-
-def _parts(batch: Any, filters: int, pixels: Any, taps: Any, processors: int) -> int:
-    """Return in how many parts the taps are added up, so that there are warps to hide what reads take."""
-    known = [size for size in (batch, pixels, taps) if isinstance(size, int | tirx.IntImm)]
-    if len(known) < 3:
-        return 1
-    batch, pixels, taps = (int(size) for size in known)
-    tile = _tile(batch, filters, pixels, processors)
-    threads = batch * _blocks(filters, pixels, tile) * tile[0] * tile[1] // THREAD**2
-    fitting = [parts for parts in PARTS if taps % (parts * TAPS) == 0 and taps // parts >= 8 * TAPS]
-    return next((parts for parts in fitting if threads * parts >= BUSY * processors), fitting[-1] if fitting else 1)
-
-
-def _tile(batch: Any, filters: Any, pixels: Any, processors: int) -> tuple[int, int]:
-    """Return the largest tile of which there are two for each processor, else the one before the smallest."""
-    if not all(isinstance(size, int | tirx.IntImm) for size in (batch, filters, pixels)):
-        return TILES[0]
-    for tile in TILES[:-1]:
-        if int(batch) * _blocks(int(filters), int(pixels), tile) >= 2 * processors:
-            return tile
-    return TILES[-1] if int(filters) <= TILES[-1][0] else TILES[-2]
-
-
-def _blocks(filters: int, pixels: int, tile: tuple[int, int]) -> int:
-    return -(-filters // tile[0]) * -(-pixels // tile[1])
+    return multiplied(
+        of_weights, of_image, (batch, int(taps), filters, pixels), tile, parts_of(work, tile, processors),
+        (batch, filters, *out), lambda item, filter_, row, column: (item, filter_, row * out[1] + column),
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
+from tvm.error import InternalError
 from tvm.ir import Var
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import ScheduleError
@@ -15,7 +16,10 @@ from forge_pipeline.codegen.tir.rewriting import realizes
 
 
 class Tried(GPUScheduleRule):  # type: ignore[misc]
-    """A rule of TVM's that is passed over where it fails: its GEMV does for a reduction of one step."""
+    """A rule of TVM's that is passed over where it fails.
+
+    Its GEMV does for a reduction of one step, its last resort where it cannot tell loops over computed extents apart.
+    """
 
     def __init__(self, rule: GPUScheduleRule) -> None:
         self._rule = rule
@@ -24,7 +28,7 @@ class Tried(GPUScheduleRule):  # type: ignore[misc]
         """Return the rule's schedule, or None."""
         try:
             return self._rule.apply(func, target, tunable)
-        except (ScheduleError, AssertionError):
+        except (ScheduleError, AssertionError, AttributeError, InternalError):  # of open extents it asks values
             return None
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from tvm import s_tir, tirx
+from tvm import s_tir, te, tirx
 from tvm.s_tir.dlight.analysis import get_root_block
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.dlight.gpu.matmul import auto_inline_consumer_chain, auto_inline_consumers, auto_inline_producers
@@ -20,6 +21,86 @@ THREAD: Final = 4
 """Results of a thread along either axis."""
 TAPS: Final = 16
 """Steps in shared memory at a time."""
+
+
+TILES: Final = ((64, 64), (32, 64), (32, 32), (16, 32))
+"""Rows and columns of a block of threads, largest first."""
+BUSY: Final = 384
+"""Threads of a processor that hide what reads take."""
+OPEN: Final = 256
+"""What an open size is taken for where tiles and parts are chosen."""
+PARTS: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The sizes of products: of ``batch`` matrices with ``rows`` and ``columns``, each a sum of ``terms``."""
+
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+
+    def blocks(self, tile: Sequence[int]) -> int:
+        """Return how many tiles there are."""
+        return self.batch * -(-self.rows // tile[0]) * -(-self.columns // tile[1])
+
+
+def known(size: Any) -> int:
+    """Return a size, or what an open one is taken for."""
+    return int(size) if isinstance(size, int | tirx.IntImm) else OPEN
+
+
+def parts_of(work: Work, tile: Sequence[int], processors: int) -> int:
+    """Return in how many parts the terms are added up, so that there are warps to hide what reads take."""
+    threads = work.blocks(tile) * tile[0] * tile[1] // THREAD**2
+    fitting = [parts for parts in PARTS if work.terms % (parts * TAPS) == 0 and work.terms // parts >= 8 * TAPS]
+    return next((parts for parts in fitting if threads * parts >= BUSY * processors), fitting[-1] if fitting else 1)
+
+
+def tile_of(work: Work, processors: int) -> tuple[int, int]:
+    """Return the largest tile of which there are two for each processor, else the one before the smallest."""
+    for tile in TILES[:-1]:
+        if work.blocks(tile) >= 2 * processors:
+            return tile
+    return TILES[-1] if work.rows <= TILES[-1][0] else TILES[-2]
+
+
+def multiplied(
+    left: Callable[[Any, Any, Any], Any],
+    right: Callable[[Any, Any, Any], Any],
+    sizes: tuple[Any, int, Any, Any],
+    tile: Sequence[int],
+    parts: int,
+    shape: Sequence[Any],
+    at: Callable[..., tuple[Any, Any, Any]],
+) -> te.Tensor:
+    """Describe products for this rule: ``left`` (item, term, row) by ``right`` (item, term, column), beyond edges too.
+
+    ``sizes`` are those of items, terms, rows and columns; ``at`` tells item, row and column of a place in the result,
+    whose sizes are ``shape``. Of parts each has as many terms, in whole steps.
+    """
+    batch, terms, *area = sizes
+    own = terms // parts + -(terms // parts) % TAPS
+    whole = [(size + (width - 1)) // width * width for size, width in zip(area, tile, strict=True)]
+
+    def reader(read: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
+        if own * parts == terms:
+            return lambda part, item, number, place: read(item, part * own + number, place)
+        return lambda _, item, number, place: tirx.if_then_else(number < terms, read(item, number, place), 0.0)
+
+    lefts = te.compute((parts, batch, own, whole[0]), reader(left), name="left")
+    rights = te.compute((parts, batch, own, whole[1]), reader(right), name="right")
+    step = te.reduce_axis((0, own), name="term")
+
+    def product(part: Any, item: Any, row: Any, column: Any) -> Any:
+        return te.sum(lefts(part, item, step, row) * rights(part, item, step, column), axis=step)
+
+    products = te.compute((parts, batch, *whole), product, name="product", attrs={PRODUCT: list(tile)})
+    if parts == 1:
+        return te.compute(shape, lambda *place: products(0, *at(*place)), name="products")
+    part = te.reduce_axis((0, parts), name="part")
+    return te.compute(shape, lambda *place: te.sum(products(part, *at(*place)), axis=part), name=SUMMED)
 
 
 class Products(GPUScheduleRule):  # type: ignore[misc]
@@ -44,7 +125,6 @@ class Products(GPUScheduleRule):  # type: ignore[misc]
 
 def _product_in_tiles(sch: Any, block: Any, tile: Sequence[int], *, is_parted: bool) -> None:
     threads = [size // THREAD for size in tile]
-    sch.pad_einsum(block, [1, 1, 1, 1, TAPS])
     part, item, filters, pixels, taps = sch.get_loops(block)
     above, vertical, own_filter = sch.split(filters, [None, threads[0], THREAD])
     left, horizontal, own_pixel = sch.split(pixels, [None, threads[1], THREAD])

@@ -1,7 +1,8 @@
-"""Kernels with loops of their own, on a GPU: a row a thread, and what follows no row in a single one.
+"""Kernels that no schedule takes, on a GPU: a thread for each result, or for each row; else a single one.
 
-Their loops are written for a CPU's cores and vectors. TVM's schedules for GPUs leave them as they are, and would run
-them on the host, which reads none of the GPU's memory. Correct, and as slow as one thread is: rows are short or many.
+Loops that this package writes itself are for a CPU's cores and vectors. TVM's schedules for GPUs leave them as they
+are, and would run them on the host, which reads none of the GPU's memory. Here each turn of a parallel loop has a
+thread. Where extents are computed from open sizes, TVM cannot fuse loops by its own schedule: each result has a thread.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from forge_pipeline.codegen.tir.rewriting import loops, substitute
+from forge_pipeline.codegen.tir.rewriting import loops, substitute, variables
 
 THREADS = 32
 """Of a block: a warp, since what rows do differs."""
@@ -42,29 +43,63 @@ def _of(body: Any) -> Any:
     """Return what a kernel does, each of its statements in threads."""
     if isinstance(body, tirx.SeqStmt):
         return tirx.SeqStmt([_of(part) for part in body.seq])
-    if isinstance(body, s_tir.SBlockRealize) and not (body.block.iter_vars or body.block.alloc_buffers):
+    if isinstance(body, s_tir.SBlockRealize) and not body.block.iter_vars:
         block = body.block
-        if isinstance(block.body, tirx.For | tirx.SeqStmt | s_tir.SBlockRealize):
-            inner = s_tir.SBlock([], block.reads, block.writes, block.name_hint, _of(block.body))
+        parts = block.body.seq if isinstance(block.body, tirx.SeqStmt) else [block.body]
+        is_whole = not block.alloc_buffers and isinstance(block.body, tirx.For | tirx.SeqStmt | s_tir.SBlockRealize)
+        if is_whole or all(_nest(part) for part in parts):
+            allocated = block.alloc_buffers
+            inner = s_tir.SBlock([], block.reads, block.writes, block.name_hint, _of(block.body), None, allocated)
             return s_tir.SBlockRealize([], True, inner)
     if isinstance(body, tirx.For) and body.kind == tirx.ForKind.PARALLEL:
-        return _rows(body)
+        return _in_blocks([body], _serial(body.body))
+    if isinstance(body, tirx.For) and (nest := _nest(body)):
+        return _in_blocks(*nest)
     return _bound("blockIdx.x", 1, lambda _: _bound("threadIdx.x", 1, lambda _: _serial(body)))
 
 
-def _rows(loop: tirx.For) -> Any:
-    """Return a parallel loop whose turns are threads, in blocks of ``THREADS``."""
-    kind = str(loop.loop_var.ty.dtype)
+def _nest(body: Any) -> tuple[list[tirx.For], Any] | None:
+    """Return the loops over results around a block of TVM's operators, and the loops over what each of them adds up.
 
-    def row(block: Any, thread: Any) -> Any:
-        number = block * tirx.const(THREADS, kind) + thread
-        body = substitute(_serial(loop.body), lambda seen: loop.min + number if seen.same_as(loop.loop_var) else None)
-        return tirx.IfThenElse(number < loop.extent, body, None)
+    None where it is no such nest.
+    """
+    around: list[tirx.For] = []
+    while isinstance(body, tirx.For) and body.kind == tirx.ForKind.SERIAL:
+        around.append(body)
+        body = body.body
+    if not around or not isinstance(body, s_tir.SBlockRealize) or not body.block.iter_vars:
+        return None
+    used: dict[int, set[Any]] = {}
+    for axis, value in zip(body.block.iter_vars, body.iter_values, strict=True):
+        used.setdefault(axis.iter_type, set()).update(variables(value))
+    if not used.keys() <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
+        return None
+    summed = [loop for loop in around if loop.loop_var in used.get(tirx.IterVar.CommReduce, ())]
+    inner: Any = body
+    for loop in reversed(summed):
+        inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inner)
+    return [loop for loop in around if loop not in summed], inner
 
-    blocks = tirx.max((loop.extent + (THREADS - 1)) // THREADS, tirx.const(1, kind))  # a launch of none is an error
+
+def _in_blocks(around: list[tirx.For], body: Any) -> Any:
+    """Return loops whose turns are threads, in blocks of ``THREADS``."""
+    kind = str(around[0].loop_var.ty.dtype) if around else "int64"
+    count = tirx.const(1, kind)
+    for loop in around:
+        count = count * loop.extent
+
+    def turn(block: Any, thread: Any) -> Any:
+        number = rest = block * tirx.const(THREADS, kind) + thread
+        turns = {}
+        for loop in reversed(around[1:]):
+            turns[loop.loop_var], rest = loop.min + rest % loop.extent, rest // loop.extent
+        turns.update({loop.loop_var: loop.min + rest for loop in around[:1]})
+        return tirx.IfThenElse(number < count, substitute(body, turns.get), None)
+
+    blocks = tirx.max((count + (THREADS - 1)) // THREADS, tirx.const(1, kind))  # a launch of none is an error
 
     def rows(block: Any) -> Any:
-        return _bound("threadIdx.x", THREADS, lambda thread: row(block, thread), kind)
+        return _bound("threadIdx.x", THREADS, lambda thread: turn(block, thread), kind)
 
     return _bound("blockIdx.x", blocks, rows, kind)
 

@@ -105,7 +105,8 @@ def quotient(value: tirx.PrimExpr, divisor: float, *, fused: bool) -> tirx.PrimE
     """Return a float32 expression divided and rounded as IEEE 754 says.
 
     With ``fused`` multiply-adds that takes three instructions: a product by the reciprocal, its remainder, and a
-    correction by that (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990).
+    correction by that (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990). What they
+    share is written out, and LLVM finds it: TVM does not take lanes apart where an expression binds variables.
     """
     scale, inverse = tirx.const(divisor, "float32"), np.float32(1) / np.float32(divisor)
     if float(inverse) * divisor == 1.0:
@@ -117,6 +118,5 @@ def quotient(value: tirx.PrimExpr, divisor: float, *, fused: bool) -> tirx.PrimE
     def multiply_add(*operands: tirx.PrimExpr) -> tirx.PrimExpr:
         return tirx.call_llvm_pure_intrin("float32", "llvm.fma", *operands)
 
-    real, first = tirx.Var("real", "float32"), tirx.Var("first", "float32")
-    rest = multiply_add(-first, scale, real)
-    return tirx.Let(real, value, tirx.Let(first, real * factor, multiply_add(rest, factor, first)))
+    first = value * factor
+    return multiply_add(multiply_add(-first, scale, value), factor, first)

@@ -47,22 +47,24 @@ MOST_NAMED = 2000
 """How often the expression of a fused kernel may name an element that it reads: two functions as exp in a row."""
 
 
-def know_larger_results(module: tvm.IRModule) -> tvm.IRModule:
+def know_other_sizes(module: tvm.IRModule, *, smaller: bool = False) -> tvm.IRModule:
     """Return ``module`` in which no kernel counts as elementwise whose result goes on where its operand ends.
 
     One that puts something behind an axis reads each element at the place where it writes it, which is all that TVM
-    looks at; fused into the kernel that computes the operand, it would have only the loops over that.
+    looks at; fused into the kernel that computes the operand, it would have only the loops over that. ``smaller``:
+    nor one that takes what is in front, which TVM's schedules for a GPU write beyond its end.
     """
-    larger = {
+    others = {
         variable: function.with_attr(PATTERN, INJECTIVE)
         for variable, function in module.functions_items()
-        if int((getattr(function, "attrs", None) or {}).get(PATTERN, OPAQUE)) <= BROADCAST and _goes_on(function)
+        if int((getattr(function, "attrs", None) or {}).get(PATTERN, OPAQUE)) <= BROADCAST
+        and _has_other_sizes(function, smaller=smaller)
     }
-    return rewriting.with_functions(module, larger)
+    return rewriting.with_functions(module, others)
 
 
-def _goes_on(function: tirx.PrimFunc) -> bool:
-    """Return whether an axis of a kernel's result is longer than the one of an operand that is read along it."""
+def _has_other_sizes(function: tirx.PrimFunc, *, smaller: bool) -> bool:
+    """Return whether an axis of a result is longer than that of an operand which is read along it, or ``smaller``."""
     analyzer = Analyzer()
     for realize in rewriting.realizes(function.body):
         extents = {axis.var: axis.dom.extent for axis in realize.block.iter_vars}
@@ -70,26 +72,27 @@ def _goes_on(function: tirx.PrimFunc) -> bool:
         tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append)])
         for load in loads:
             for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
-                if (
-                    isinstance(index, tirx.Var)
-                    and index in extents
-                    and not analyzer.can_prove(extents[index] <= extent)
-                ):
-                    return True
+                if isinstance(index, tirx.Var) and index in extents:
+                    own = extents[index]
+                    if not (analyzer.can_prove_equal(own, extent) if smaller else analyzer.can_prove(own <= extent)):
+                        return True
     return False
 
 
 def close_open_kernels(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module`` in which nothing is fused with a kernel that has an extent that none of its operands has.
 
-    TVM tells the variables of kernels that it fuses by their operands alone.
+    TVM tells the variables of kernels that it fuses by their operands alone, and what else is given to one must be a
+    variable.
     """
     closed = {}
     for block in module["main"].body.blocks:
         for binding in block.bindings:
             if _kernel(binding.value) is not None:
                 variable, operands = binding.value.args[0], len(binding.value.args[1].fields)
-                if variable not in closed and _is_open(module[variable], operands):
+                sizes = (size for shape in binding.value.args[2:] for size in getattr(shape, "values", ()))
+                is_computed = not all(isinstance(size, tirx.Var) for size in sizes)
+                if variable not in closed and (is_computed or _is_open(module[variable], operands)):
                     closed[variable] = module[variable].with_attr(PATTERN, OPAQUE)
     return rewriting.with_functions(module, closed)
 

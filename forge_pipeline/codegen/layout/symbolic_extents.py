@@ -92,3 +92,9 @@ def _clone(expression: relax.Expr, new: dict[Any, Any], names: _Names) -> relax.
         arguments = [_clone(argument, new, names) for argument in expression.args]
         return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
     return expression
+
+
+def has_casts(module: tvm.IRModule) -> bool:
+    """Return whether `main` gives extents names, which tidying would take away."""
+    bindings = (binding for block in module["main"].body.blocks for binding in block.bindings)
+    return any(isinstance(binding, relax.MatchCast) for binding in bindings)

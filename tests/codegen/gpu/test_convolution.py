@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.codegen.gpu.convolution import TILES, _parts, _tile
+from forge_pipeline.codegen.gpu.products import TILES, Work, parts_of, tile_of
 from tests.support.cuda import Gpu
 
 RANDOM = np.random.default_rng(0)
@@ -73,7 +73,9 @@ def test_images_are_as_onnx_runtime_has_them(sizes: list[Any], gpu: Gpu, tmp_pat
 
 def test_taps_are_parted_where_there_are_few_pixels() -> None:
     """512 filters of 49 pixels are 32 tiles of the least size: too few for large GPUs, less so for Jetson."""
-    assert [_parts(1, 512, 49, 4608, processors) for processors in (16, 96)] == [3, 18]
-    assert _parts(1, 64, 12544, 147, 96) == 1
-    assert _tile(1, 256, 12544, 96) == TILES[0]
-    assert _tile(1, 64, 196, 96) == TILES[-2]
+    late = Work(batch=1, rows=512, columns=49, terms=4608)
+    assert [parts_of(late, tile_of(late, processors), processors) for processors in (16, 96)] == [3, 18]
+    early = Work(batch=1, rows=64, columns=12544, terms=147)
+    assert parts_of(early, tile_of(early, 96), 96) == 1
+    assert tile_of(Work(batch=1, rows=256, columns=12544, terms=64), 96) == TILES[0]
+    assert tile_of(Work(batch=1, rows=64, columns=196, terms=64), 96) == TILES[-2]

@@ -81,3 +81,38 @@ def test_a_result_without_elements_is_refused() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     with pytest.raises(CompileError, match="without any"):
         build(model, Target.from_tag("cuda/sm_90"), OPTIONS)
+
+
+def test_what_is_cut_off_is_not_written(gpu: Gpu, tmp_path: Path) -> None:
+    """A convolution of what went before, as in Mamba and WaveNet, has more results than are kept: rows overlapped."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 6, 12]) for name in ("x", "y")]
+    held = {
+        "w": RANDOM.standard_normal((6, 1, 4)).astype(np.float32),
+        **{name: np.array([number]) for name, number in (("start", 0), ("end", 12), ("axis", 2))},
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["more"], group=6, pads=[3, 3]),
+        helper.make_node("Slice", ["more", "start", "end", "axis"], ["kept"]),
+        helper.make_node("Relu", ["kept"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "causal", ports[:1], ports[1:], [numpy_helper.from_array(held[name], name) for name in held]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = RANDOM.standard_normal((1, 6, 12)).astype(np.float32)
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    (have,) = gpu.results(model, {"x": x}, tmp_path)
+    np.testing.assert_allclose(have, want, atol=1e-6)
+
+
+def test_halves_are_multiplied_by_tensor_cores(gpu: Gpu, tmp_path: Path) -> None:
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [128, 128]), ("y", [128, 128]))
+    ]
+    weight = numpy_helper.from_array(RANDOM.standard_normal((128, 128)).astype(np.float32) / 10, "w")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "halves", ports[:1], ports[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    x = RANDOM.standard_normal((128, 128)).astype(np.float32)
+    (have,) = gpu.results(model, {"x": x}, tmp_path, "float16")
+    np.testing.assert_allclose(have, x @ numpy_helper.to_array(weight), atol=0.01)

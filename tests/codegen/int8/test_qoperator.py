@@ -154,6 +154,27 @@ def test_operators_on_integers_store_what_onnx_runtime_stores(shape: tuple[int, 
         assert np.mean(found != wanted) < 0.02, name
 
 
+@pytest.mark.parametrize("channels", [40, 120])
+def test_channels_that_fill_no_block_are_scaled_before_a_product(channels: int) -> None:
+    """Squeeze and excitation: the scaled image is filled up with zeros where the product reads it."""
+    net = Integers(1, channels, 6, 6)
+    x, pooled, gate = net.operand("x", (0.37, 107)), net.affine(0.11, 120), net.affine(0.0019, 0)
+    y = net.node("QLinearGlobalAveragePool", *x, *pooled, domain=MICROSOFT)
+    y = net.node("QLinearConv", y, *pooled, *net.weights((channels, channels, 1, 1), channels), *net.affine(3.7, 120))
+    y = net.node("QuantizeLinear", net.node("HardSigmoid", net.real(y, (3.7, 120))), *gate)
+    scaled = net.affine(0.29, 107)
+    y = net.node("QLinearMul", *x, y, *gate, *scaled, domain=MICROSOFT)
+    values = net.tensor(net.random.integers(0, 256, (24, channels, 1, 1)).astype(np.uint8))
+    weights = [values, net.tensor(np.float32(0.25)), net.tensor(np.uint8(132))]  # a channel more adds up the others
+    y = net.node("QLinearConv", y, *scaled, *weights, *net.affine(11.0, 101))
+    model = net.finish(net.real(y, (11.0, 101)))
+    image = (net.random.standard_normal(net.shape) * 20).astype(np.float32)
+    (found,), (wanted,) = compiled(model)(image), reference(model, image)
+    assert len(np.unique(wanted)) > 20
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=11.0)
+    assert np.mean(found != wanted) < 0.02
+
+
 def softmax(net: Integers) -> str:
     x, y = net.operand("x", (1 / 16, 113)), net.affine(1 / 256, 0)
     return net.node("QLinearSoftmax", *x, *y, axis=-1, opset=17, domain=MICROSOFT)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+SHARED = 227 << 10
+"""Bytes that a kernel may ask for when it is launched, on a GPU of compute capability 9.0."""
 HERE = Path(__file__).resolve().parent
 COMPILE = [
     *(sys.executable, "-m", "ziglang", "c++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", "-nostdlib++"),
@@ -23,13 +25,15 @@ def launcher(name: str, parameters: str) -> str:
     arguments = ", ".join(f"*static_cast<{kind}*>(given[{index}])" for index, kind in enumerate(kinds))
     return (
         f'extern "C" void {name}_launch(dim3 grid, dim3 block, void** given) {{\n'
-        f"  emulated::launch(grid, block, [](void** given) {{ {name}({arguments}); }}, given);\n}}"
+        f"  emulated::launch(grid, block, [](void** given) {{ {name}({arguments}); }}, given);\n}}\n"
+        f'extern "C" const unsigned {name}_parameters = {len(kinds)};'
     )
 
 
 def main(out: str, source: str) -> int:
     """Compile; return the compiler's exit code."""
     text = Path(source).read_text()
+    text = re.sub(r"extern (__shared__ .*)\[\];", rf"\1[{SHARED}];", text)
     kernels = dict(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(([^)]*)\)", text))
     Path("emulated.cpp").write_text("\n".join([text, *(launcher(*kernel) for kernel in kernels.items())]))
     return subprocess.run([*COMPILE, "-include", "cuda.h", "emulated.cpp", "-o", out], check=False).returncode

@@ -18,6 +18,22 @@ struct Config {
   unsigned grid[3], block[3], shared;
   void* stream;
 };
+struct Function {
+  Launch launch;
+  unsigned parameters;
+};
+constexpr unsigned MOST = 64;  // parameters of a kernel
+// A launch that waits in a graph: arguments are 8 bytes each, as TVM's runtime packs them.
+struct Launched {
+  const Function* function;
+  Dim3 grid, block;
+  uint64_t values[MOST];
+  Launched* next;
+};
+struct Graph {
+  Launched *first, **last;
+};
+Graph* recorded = nullptr;  // what a stream captures
 constexpr int REFUSED = 999;
 enum Attribute { MOST_THREADS = 1, SHARED = 8, WARP = 10, REGISTERS = 12, CLOCK = 13, PROCESSORS = 16, MAJOR = 75, MINOR = 76 };
 }  // namespace
@@ -44,15 +60,25 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 int cuModuleUnload(void*) { return 0; }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
-  char launch[512];
-  snprintf(launch, sizeof launch, "%s_launch", name);
-  *function = dlsym(module, launch);
-  return *function == nullptr ? REFUSED : 0;
+  char symbol[512];
+  snprintf(symbol, sizeof symbol, "%s_launch", name);
+  auto launch = reinterpret_cast<Launch>(dlsym(module, symbol));
+  snprintf(symbol, sizeof symbol, "%s_parameters", name);
+  auto parameters = static_cast<const unsigned*>(dlsym(module, symbol));
+  if (launch == nullptr || parameters == nullptr || *parameters > MOST) return REFUSED;
+  auto found = static_cast<Function*>(malloc(sizeof(Function)));
+  *found = {launch, *parameters};
+  return *function = found, 0;
 }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
-int cuLaunchKernelEx(const Config* config, void* function, void** given, void**) {
+int cuLaunchKernelEx(const Config* config, const Function* function, void** given, void**) {
   const auto& [grid, block, shared, stream] = *config;
-  reinterpret_cast<Launch>(function)({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, given);
+  Dim3 blocks{grid[0], grid[1], grid[2]}, threads{block[0], block[1], block[2]};
+  if (recorded == nullptr) return function->launch(blocks, threads, given), 0;
+  auto* launched = static_cast<Launched*>(calloc(1, sizeof(Launched)));
+  launched->function = function, launched->grid = blocks, launched->block = threads;
+  for (unsigned i = 0; i < function->parameters; ++i) memcpy(&launched->values[i], given[i], 8);
+  *recorded->last = launched, recorded->last = &launched->next;
   return 0;
 }
 int cuTensorMapEncodeTiled() { return REFUSED; }
@@ -105,10 +131,20 @@ int cudaStreamCreateWithFlags(void** stream, unsigned) { return *stream = nullpt
 int cudaStreamDestroy(void*) { return 0; }
 int cudaStreamSynchronize(void*) { return 0; }
 int cudaStreamWaitEvent(void*, void*, unsigned) { return 0; }
-int cudaStreamBeginCapture(void*, int) { return REFUSED; }
-int cudaStreamEndCapture(void*, void**) { return REFUSED; }
-int cudaGraphInstantiate() { return REFUSED; }
-int cudaGraphLaunch(void*, void*) { return REFUSED; }
+int cudaStreamBeginCapture(void*, int) {
+  recorded = static_cast<Graph*>(calloc(1, sizeof(Graph)));
+  return recorded->last = &recorded->first, 0;
+}
+int cudaStreamEndCapture(void*, Graph** graph) { return *graph = recorded, recorded = nullptr, 0; }
+int cudaGraphInstantiate(Graph** runs, Graph* graph) { return *runs = graph, 0; }
+int cudaGraphLaunch(Graph* graph, void*) {
+  for (Launched* launched = graph->first; launched != nullptr; launched = launched->next) {
+    void* given[MOST];
+    for (unsigned i = 0; i < MOST; ++i) given[i] = &launched->values[i];
+    launched->function->launch(launched->grid, launched->block, given);
+  }
+  return 0;
+}
 int cudaGraphDestroy(void*) { return 0; }
 int cudaGraphExecDestroy(void*) { return 0; }
 }

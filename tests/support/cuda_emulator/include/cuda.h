@@ -1,7 +1,8 @@
 // What CUDA's kernels find in its headers, on a CPU: the threads of a block take turns, one block after the other.
 //
 // A thread runs until it waits: for its block (__syncthreads) or for its warp (shuffles). Those that wait go on when all
-// of the block, or of the warp, that have not ended wait there too. Shared memory is static, since one block runs at a time.
+// of the block, or of the warp, that have not ended wait there too. With EMULATED_BACKWARDS in the environment, blocks
+// and threads run last to first: numbers that then differ are a race. Shared memory is static, since one block runs at a time.
 #pragma once
 #include <ucontext.h>
 
@@ -53,6 +54,7 @@ struct Thread {
 static Thread threads[MOST];
 static char* stacks;
 static unsigned count;
+static bool backwards;
 static Thread* current;
 static ucontext_t scheduler;
 static dim3 block_index, block_extent, grid_extent;
@@ -91,7 +93,8 @@ static void run_block() {
   }
   for (bool any = true; any;) {
     any = false;
-    for (unsigned i = 0; i < count; ++i) {
+    for (unsigned turn = 0; turn < count; ++turn) {
+      unsigned i = backwards ? count - 1 - turn : turn;
       if (threads[i].waits != NONE) continue;
       current = &threads[i], any = true;
       swapcontext(&scheduler, &threads[i].context);
@@ -115,12 +118,13 @@ static void launch(dim3 grid, dim3 block, void (*body)(void**), void** arguments
     threads[i].number = i;
     threads[i].index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
   }
-  for (unsigned z = 0; z < grid.z; ++z)
-    for (unsigned y = 0; y < grid.y; ++y)
-      for (unsigned x = 0; x < grid.x; ++x) {
-        block_index = {x, y, z};
-        run_block();
-      }
+  backwards = getenv("EMULATED_BACKWARDS") != nullptr;
+  unsigned blocks = grid.x * grid.y * grid.z;
+  for (unsigned turn = 0; turn < blocks; ++turn) {
+    unsigned i = backwards ? blocks - 1 - turn : turn;
+    block_index = {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y};
+    run_block();
+  }
 }
 
 template <typename T>

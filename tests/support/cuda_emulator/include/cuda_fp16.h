@@ -2,9 +2,11 @@
 #pragma once
 typedef _Float16 half;
 typedef _Float16 __half;
-struct __half2 {
+struct half2 {
   half x, y;
 };
+inline half2 make_half2(half x, half y) { return {x, y}; }
+using __half2 = half2;
 inline float __half2float(half x) { return float(x); }
 inline half __float2half(float x) { return half(x); }
 inline half __float2half_rn(float x) { return half(x); }
