@@ -35,6 +35,7 @@ from forge_pipeline.codegen.onnx_import.importer import (
     outputs_of,
     prepare,
 )
+from forge_pipeline.codegen.onnx_import.recurrent.form import for_vectors
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.program.listing import listing
 from forge_pipeline.codegen.program.operations import Demands
@@ -110,7 +111,8 @@ def import_onnx(work: Lowering) -> None:
 
 
 def _entry(model: onnx.ModelProto, work: Lowering, name: str, sizes: Mapping[str, int]) -> Entry:
-    found = imported(model if work.target.kind == "cuda" else widened(model), work.progress, work.origins)
+    with for_vectors(work.target.vector_bits // 32, work.target.vector_registers):
+        found = imported(model if work.target.kind == "cuda" else widened(model), work.progress, work.origins)
     return Entry(module=found.module, extents=found.extents, function=name, sizes=sizes, constraints=found.constraints)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +24,19 @@ LATE_RESET_WIDTH = 32
 LEAST_WIDTH = 4
 
 PART = 16
-"""Sums side by side: two vectors of AVX2, of which a tile of sequences leaves room for weights."""
+"""Sums side by side: two vectors of AVX2, one of AVX-512."""
+
+_vectors: ContextVar[tuple[int, int]] = ContextVar("vectors", default=(8, 16))
+
+
+@contextmanager
+def for_vectors(lanes: int, registers: int) -> Iterator[None]:
+    """Make kernels, meanwhile, for vectors of so many float32 lanes, and so many registers."""
+    token = _vectors.set((lanes, registers))
+    try:
+        yield
+    finally:
+        _vectors.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +78,20 @@ class Form:
     def parts(self, gates: int) -> int:
         """Return how many such parts the sums of a block have."""
         return gates * self.width // self.part(gates)
+
+    def together(self, gates: int, sequences: int) -> int:
+        """Return how many parts go through the sums together: half of the registers hide how long an addition takes."""
+        (lanes, registers), parts = _vectors.get(), self.parts(gates)
+        vectors = sequences * -(-self.part(gates) // lanes)
+        return max(
+            count
+            for count in range(1, parts + 1)
+            if (parts % count == 0 and count * vectors <= registers // 2) or count == 1
+        )
+
+    def sums(self, gates: int, sequences: int) -> int:
+        """Return how many sums are in registers then."""
+        return sequences * self.together(gates, sequences) * self.part(gates)
 
     def tiles(self, batch: Any) -> Any:
         """Return how many tiles of sequences a direction has."""

@@ -42,9 +42,10 @@ def gru_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
         def step(w, tile, time):  # type: ignore[no-untyped-def]
             S = T.sblock_alloc_buffer((TILE, hidden), dtype, scope="local")
             G = T.sblock_alloc_buffer((TILE, 3 * width), dtype, scope="local")
-            four = T.sblock_alloc_buffer((TILE * form.part(3),), dtype, scope="local")
-            two = T.sblock_alloc_buffer((2 * form.part(3),), dtype, scope="local")
-            one = T.sblock_alloc_buffer((3 * width,), dtype, scope="local")
+            four = T.sblock_alloc_buffer((form.sums(3, 4),), dtype, scope="local")
+            three = T.sblock_alloc_buffer((form.sums(3, 3),), dtype, scope="local")
+            two = T.sblock_alloc_buffer((form.sums(3, 2),), dtype, scope="local")
+            one = T.sblock_alloc_buffer((form.sums(3, 1),), dtype, scope="local")
             kept = T.sblock_alloc_buffer((2 * width,), dtype, scope="local")
 
             @script.inline
@@ -75,7 +76,7 @@ def gru_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                 for j in T.serial(hidden):
                     S[row, j] = H[w, tile * TILE + row, j]
             for block in T.serial(form.blocks):
-                sums(S, G, four, two, one, R, w, form.rows(tile, batch), block)
+                sums(S, G, four, three, two, one, R, w, form.rows(tile, batch), block)
                 states(steps, batch, L, w, tile, time, block, cells)
 
         sequences(steps, batch, L, Y, begin, step)
@@ -115,9 +116,10 @@ def late_gru_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
             K = T.sblock_alloc_buffer((TILE, form.blocks * width), dtype, scope="local")
             Z = T.sblock_alloc_buffer((TILE, form.blocks * width), dtype, scope="local")
             G = T.sblock_alloc_buffer((TILE, 2 * width), dtype, scope="local")
-            four = T.sblock_alloc_buffer((TILE * form.part(2),), dtype, scope="local")
-            two = T.sblock_alloc_buffer((2 * form.part(2),), dtype, scope="local")
-            one = T.sblock_alloc_buffer((2 * width,), dtype, scope="local")
+            four = T.sblock_alloc_buffer((max(form.sums(2, 4), form.sums(1, 4)),), dtype, scope="local")
+            three = T.sblock_alloc_buffer((max(form.sums(2, 3), form.sums(1, 3)),), dtype, scope="local")
+            two = T.sblock_alloc_buffer((max(form.sums(2, 2), form.sums(1, 2)),), dtype, scope="local")
+            one = T.sblock_alloc_buffer((max(form.sums(2, 1), form.sums(1, 1)),), dtype, scope="local")
 
             @script.inline
             def gates(count, w, row, n, t, block):  # type: ignore[no-untyped-def]
@@ -154,10 +156,10 @@ def late_gru_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                 for j in T.serial(hidden):
                     S[row, j] = H[w, tile * TILE + row, j]
             for block in T.serial(form.blocks):
-                sums(S, G, four, two, one, R, w, form.rows(tile, batch), block)
+                sums(S, G, four, three, two, one, R, w, form.rows(tile, batch), block)
                 states(steps, batch, L, w, tile, time, block, gates)
             for block in T.serial(form.blocks):
-                more(K, G, four, two, one, N, w, form.rows(tile, batch), block)
+                more(K, G, four, three, two, one, N, w, form.rows(tile, batch), block)
                 states(steps, batch, L, w, tile, time, block, cells)
 
         sequences(steps, batch, L, Y, begin, step)

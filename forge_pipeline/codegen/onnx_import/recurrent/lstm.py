@@ -48,9 +48,10 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
         def step(w, tile, time):  # type: ignore[no-untyped-def]
             S = T.sblock_alloc_buffer((TILE, hidden), dtype, scope="local")
             G = T.sblock_alloc_buffer((TILE, 4 * width), dtype, scope="local")
-            four = T.sblock_alloc_buffer((TILE * form.part(4),), dtype, scope="local")
-            two = T.sblock_alloc_buffer((2 * form.part(4),), dtype, scope="local")
-            one = T.sblock_alloc_buffer((4 * width,), dtype, scope="local")
+            four = T.sblock_alloc_buffer((form.sums(4, 4),), dtype, scope="local")
+            three = T.sblock_alloc_buffer((form.sums(4, 3),), dtype, scope="local")
+            two = T.sblock_alloc_buffer((form.sums(4, 2),), dtype, scope="local")
+            one = T.sblock_alloc_buffer((form.sums(4, 1),), dtype, scope="local")
             kept = T.sblock_alloc_buffer((4 * width,), dtype, scope="local")
 
             @script.inline
@@ -61,7 +62,7 @@ def lstm_kernel(form: Form, functions: tuple[Function, ...]) -> Any:
                 for j in T.serial(hidden):
                     S[row, j] = H[w, tile * TILE + row, j]
             for block in T.serial(form.blocks):
-                sums(S, G, four, two, one, R, w, form.rows(tile, batch), block)
+                sums(S, G, four, three, two, one, R, w, form.rows(tile, batch), block)
                 states(steps, batch, L, w, tile, time, block, cells)
 
         sequences(steps, batch, L, Y, begin, step)

@@ -25,13 +25,15 @@ ATTRIBUTES = {"tirx.noalias": True, "tirx.is_scheduled": True}
 
 
 def float_products(form: Form, gates: int) -> Any:
-    """Return ``sums(S, G, four, two, one, R, w, rows, block)``: G (TILE, gates * width) is S (TILE, hidden) times a
-    block of R. The others are registers: a part of a block for four sequences and for two, all of it for one."""
+    """Return ``sums(S, G, four, three, two, one, R, w, rows, block)``: G (TILE, gates * width) is S (TILE, hidden) by a
+    block of R. The others are registers: the sums of so many sequences."""
     hidden, dtype, part, parts = form.hidden, form.dtype, form.part(gates), form.parts(gates)
 
-    def product(count: int, side_by_side: int) -> Any:
+    def product(count: int) -> Any:
+        side_by_side = form.together(gates, count)
+
         @script.inline
-        def some(S, G, A, R, w, row, block):  # type: ignore[no-untyped-def]
+        def some(S, G, A, R, w, block):  # type: ignore[no-untyped-def]
             for c in T.serial(parts // side_by_side):
                 for r in T.unroll(count * side_by_side):
                     for j in T.vectorized(part):
@@ -42,26 +44,27 @@ def float_products(form: Form, gates: int) -> Any:
                             for j in T.vectorized(part):
                                 A[(r * side_by_side + s) * part + j] = (
                                     A[(r * side_by_side + s) * part + j]
-                                    + S[row + r, k] * R[w, block, c * side_by_side + s, k, j]
+                                    + S[r, k] * R[w, block, c * side_by_side + s, k, j]
                                 )
                 for r in T.unroll(count):
                     for s in T.unroll(side_by_side):
                         for j in T.vectorized(part):
-                            G[row + r, (c * side_by_side + s) * part + j] = A[(r * side_by_side + s) * part + j]
+                            G[r, (c * side_by_side + s) * part + j] = A[(r * side_by_side + s) * part + j]
 
         return some
 
-    of_four, of_two, of_one = product(TILE, 1), product(2, 1), product(1, parts)
+    of_four, of_three, of_two, of_one = (product(count) for count in range(TILE, 0, -1))
 
     @script.inline
-    def sums(S, G, four, two, one, R, w, rows, block):  # type: ignore[no-untyped-def]
-        if rows == TILE:
-            of_four(S, G, four, R, w, 0, block)
+    def sums(S, G, four, three, two, one, R, w, rows, block):  # type: ignore[no-untyped-def]
+        if rows == 4:
+            of_four(S, G, four, R, w, block)
+        elif rows == 3:
+            of_three(S, G, three, R, w, block)
+        elif rows == 2:
+            of_two(S, G, two, R, w, block)
         else:
-            for pair in T.serial(rows // 2):
-                of_two(S, G, two, R, w, pair * 2, block)
-            for last in T.serial(rows % 2):
-                of_one(S, G, one, R, w, rows - 1 + last, block)
+            of_one(S, G, one, R, w, block)
 
     return sums
 
