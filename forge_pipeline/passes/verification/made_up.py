@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -74,12 +75,14 @@ def made_up(
                 if sizes or free:
                     check_survival(run, feeds)
                 is_finite = _are_finite(run, feeds)
-                if not is_finite and not kinds.varied:  # a logarithm, a root, a norm: of what is positive there is one
-                    feeds = [{name: _positive(array, tops.get(name)) for name, array in feed.items()} for feed in feeds]
-                    is_finite = _are_finite(run, feeds)
             except REFUSALS as error:
                 refusal = refusal or error
                 continue
+            if not is_finite and not kinds.varied:  # a logarithm, a root, a norm, a mean of a length
+                positive = [{name: _positive(array, tops.get(name)) for name, array in feed.items()} for feed in feeds]
+                with suppress(*REFUSALS):
+                    is_finite = _are_finite(run, positive)
+                feeds = positive if is_finite else feeds
             found = MadeUp(feeds=feeds, sizes=sizes)
             if is_finite:
                 return found
@@ -134,10 +137,10 @@ def _samples(
 
 
 def _positive(array: Array, rows: int | None) -> Array:
-    """Return numbers without their signs; of ``rows`` that indices pick, the first, often padding of zeros, by none."""
+    """Return numbers without signs, and integers without zeros: those are no lengths, and rows of padding."""
     if array.dtype.kind == "f":
         return np.abs(array)
-    return array if rows is None or rows < 2 else np.maximum(array, 1)
+    return np.maximum(array, 1) if array.dtype.kind in "iu" and (rows is None or rows > 1) else array
 
 
 def _are_finite(run: Interpreter, feeds: Iterable[Arrays]) -> bool:

@@ -162,6 +162,20 @@ def test_what_is_positive_is_tried_where_results_are_no_numbers() -> None:
         assert np.isfinite(Interpreter(model)(feed)["y"]).all()
 
 
+def test_lengths_of_nothing_are_passed_over_where_results_are_no_numbers() -> None:
+    """A softmax over what a length leaves is none where it leaves nothing."""
+    nodes = [
+        helper.make_node("Less", ["places", "lengths"], ["kept"]),
+        helper.make_node("Where", ["kept", "x", "never"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["y"]),
+    ]
+    inputs = {"x": (FLOAT, ["batch", 8]), "lengths": (INT64, ["batch", 1])}
+    model = model_of(nodes, inputs, {"places": np.arange(8), "never": np.float32(-np.inf)})
+    kinds = Kinds(samples=8, seed=0, varied=False)
+    for feed in made_up(model, Interpreter(model), Preferred(), kinds).feeds:
+        assert np.isfinite(Interpreter(model)(feed)["y"]).all()
+
+
 def test_a_model_that_takes_nothing_is_given_up_on() -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = model_of([node], {"x": (FLOAT, ["n", "m"])}, {"shape": np.array([7, 1009])})
