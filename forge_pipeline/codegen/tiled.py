@@ -29,6 +29,7 @@ from forge_pipeline.codegen.layout.fusion import (
     part_broadcasts,
     store_bytes,
 )
+from forge_pipeline.codegen.layout.grouped_products import grouped_products
 from forge_pipeline.codegen.layout.half_arithmetic import in_halves
 from forge_pipeline.codegen.layout.half_precision import refuse_quantized
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
@@ -107,6 +108,8 @@ def simplify_graph(work: Lowering, entry: Entry) -> None:
         raise refuse_quantized(arithmetic)
     if arithmetic == "float16":
         module = in_halves(module, work.origins)
+    if arithmetic == "float32" and work.options.opt_level >= LAID_OUT and not entry.is_quantized:
+        module = grouped_products(module, work.machine.lanes, work.origins)
     entry.module = name_extents(module, work.origins) if entry.extents is None else module
     entry.keeps_names = keeps_casts or entry.module is not module or bool(entry.extents)
 

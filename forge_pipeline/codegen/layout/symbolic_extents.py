@@ -68,28 +68,29 @@ def name_extents(module: tvm.IRModule, origins: Origins) -> tvm.IRModule:
         with builder.dataflow():
             for binding in bindings:
                 builder.nodes = origins.of(binding.var)
-                value = builder.emit(_clone(binding.value, new, names))
+                value = builder.emit(cloned(binding.value, new, names))
                 wanted = names.of(binding.ty if isinstance(binding, relax.MatchCast) else binding.var.ty)
                 if isinstance(wanted, relax.TensorType) and not tvm_ffi.structural_equal(wanted, value.ty):
                     value = builder.match_cast(value, wanted)
                 new[binding.var] = value
-            output = builder.emit_output(_clone(main.body.body, new, names))
+            output = builder.emit_output(cloned(main.body.body, new, names))
         builder.emit_func_output(output)
     return builder.finalize()
 
 
-def _clone(expression: relax.Expr, new: dict[Any, Any], names: _Names) -> relax.Expr:
-    """Return a binding's value with the variables of the new function."""
+def cloned(expression: relax.Expr, new: dict[Any, Any], names: _Names | None = None) -> relax.Expr:
+    """Return a binding's value with the variables of the new function, and ``names`` for extents that have one."""
+    names = names or _Names()
     if isinstance(expression, relax.Var):  # an extent may be an argument of a kernel
         return new[expression] if expression in new else names.clone(expression)
     if isinstance(expression, relax.Tuple):
-        return relax.Tuple([_clone(item, new, names) for item in expression.fields])
+        return relax.Tuple([cloned(item, new, names) for item in expression.fields])
     if isinstance(expression, relax.TupleGetItem):
-        return relax.TupleGetItem(_clone(expression.tuple_value, new, names), expression.index)
+        return relax.TupleGetItem(cloned(expression.tuple_value, new, names), expression.index)
     if isinstance(expression, relax.ShapeExpr):
         return relax.ShapeExpr([names.clone(extent) for extent in expression.values])
     if isinstance(expression, relax.Call):
-        arguments = [_clone(argument, new, names) for argument in expression.args]
+        arguments = [cloned(argument, new, names) for argument in expression.args]
         return relax.Call(expression.op, arguments, expression.attrs, expression.ty_args)
     return expression
 

@@ -57,6 +57,27 @@ def test_an_odd_number_of_narrow_groups_is_filled_up_with_one_of_zeros(size: Sha
     assert_same(source, [{"height": 9, "width": 11}, {"height": 4, "width": 20}], terms=36)
 
 
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_groups_of_one_pixel_that_fill_no_vectors_are_products(batch: int | str) -> None:
+    """As in ShuffleNet: nothing is moved, and what follows goes on in groups."""
+    random = np.random.default_rng(0)
+    weights = {
+        name: random.standard_normal(shape).astype(np.float32)
+        for name, shape in (("w", (136, 34, 1, 1)), ("b", (136,)), ("v", (136, 34, 1, 1)), ("shared", (136, 7, 9)))
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], group=4),
+        helper.make_node("LeakyRelu", ["c"], ["d"], alpha=0.25),
+        helper.make_node("Conv", ["d", "v"], ["e"], group=4),
+        helper.make_node("Add", ["e", "x"], ["f"]),
+        helper.make_node("Add", ["f", "shared"], ["g"]),
+        helper.make_node("Relu", ["g"], ["y"]),
+    ]
+    source = model(nodes, {"x": (batch, 136, 7, 9)}, weights)
+    assert not any("groups" in kernel for kernel in kernels_of(compiled(source)))
+    assert_same(source, [{"batch": 2}, {"batch": 1}], terms=34 * 34)
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("operator", "weight", "attributes"),
