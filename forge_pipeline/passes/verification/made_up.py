@@ -71,7 +71,7 @@ def made_up(
     for sizes in filter(suits, candidates(inputs, preferred)) if suits else candidates(inputs, preferred):
         for top in TOPS if free else TOPS[:1]:
             try:
-                feeds = list(_samples(inputs, sizes, tops, top, divisors, kinds))
+                feeds: list[Arrays] = list(_samples(inputs, sizes, tops, top, divisors, kinds))
                 if sizes or free:
                     check_survival(run, feeds)
                 is_finite = _are_finite(run, feeds)
@@ -79,7 +79,9 @@ def made_up(
                 refusal = refusal or error
                 continue
             if not is_finite and not kinds.varied:  # a logarithm, a root, a norm, a mean of a length
-                positive = [{name: _positive(array, tops.get(name)) for name, array in feed.items()} for feed in feeds]
+                positive: list[Arrays] = [
+                    {name: _positive(array, tops.get(name)) for name, array in feed.items()} for feed in feeds
+                ]
                 with suppress(*REFUSALS):
                     is_finite = _are_finite(run, positive)
                 feeds = positive if is_finite else feeds
