@@ -12,6 +12,7 @@ from tvm.relax.backend import cpu_generic
 from forge_pipeline.codegen.families import ANCHORS
 from forge_pipeline.codegen.float32 import concat, nearest, pad, weight_decode
 from forge_pipeline.codegen.float32.conv.convolution_pairs import pair_convolutions
+from forge_pipeline.codegen.float32.conv.grouped_products import grouped_products
 from forge_pipeline.codegen.float32.conv.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel
@@ -29,7 +30,6 @@ from forge_pipeline.codegen.layout.fusion import (
     part_broadcasts,
     store_bytes,
 )
-from forge_pipeline.codegen.layout.grouped_products import grouped_products
 from forge_pipeline.codegen.layout.half_arithmetic import in_halves
 from forge_pipeline.codegen.layout.half_precision import refuse_quantized
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
