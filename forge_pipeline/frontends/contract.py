@@ -47,5 +47,8 @@ class Converted:
 class Importer(Protocol):
     """What the module of a front end offers; it is called in a process of its own and nowhere else."""
 
-    def convert(self, path: Path, inputs: tuple[Declared, ...]) -> Converted:
-        """Return the model in ``path`` as ONNX. Raises ModelError for what is unsafe, damaged or unsupported."""
+    def convert(self, path: Path, inputs: tuple[Declared, ...], **options: Mapping[str, int]) -> Converted:
+        """Return the model in ``path`` as ONNX. Raises ModelError for what is unsafe, damaged or unsupported.
+
+        ``options``: `sizes`, sizes of open extents by name, for the importers that use them (``Frontend.sizes``).
+        """

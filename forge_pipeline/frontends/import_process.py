@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import resource
 import shutil
 import signal
@@ -52,8 +53,12 @@ class Answer:
         return self.folder.path / import_worker.MODEL
 
 
-def import_apart(module: str, path: Path, inputs: tuple[Declared, ...], limits: Limits) -> Answer:
+def import_apart(
+    module: str, path: Path, inputs: tuple[Declared, ...], limits: Limits, **options: Mapping[str, int]
+) -> Answer:
     """Let ``module`` convert ``path`` in a child process. Raises what it refuses, and ModelError where it dies.
+
+    ``options`` are further arguments of its ``convert``.
 
     Its current folder is a temporary one that is removed in every case; it has no network, and of this process's
     environment what ``children`` lets through.
@@ -65,6 +70,7 @@ def import_apart(module: str, path: Path, inputs: tuple[Declared, ...], limits: 
             "path": str(path.absolute()),
             "inputs": [dataclasses.asdict(item) for item in inputs],
             "limits": dataclasses.asdict(limits),
+            "options": options,
         }
         child = children.run_apart(
             children.python("-m", import_worker.__name__), json.dumps(request).encode(), seconds=limits.seconds,
@@ -130,6 +136,6 @@ def _failure(path: Path, child: children.Ended, folder: Path, limits: Limits) ->
 
 
 def _printable(text: str) -> str:
-    """Keep one line of printable text: the message quotes names, and names are a stranger's."""
-    plain = " ".join(text.split())
+    """Keep one line of printable text, without colours: the message quotes names, and names are a stranger's."""
+    plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in plain)[:1000]

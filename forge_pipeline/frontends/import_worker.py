@@ -34,7 +34,7 @@ def main() -> int:
     inputs = tuple(Declared(**(item | {"shape": tuple(item["shape"])})) for item in request["inputs"])
     try:
         importer: Importer = importlib.import_module(request["module"])
-        _write(importer.convert(Path(request["path"]), inputs))
+        _write(importer.convert(Path(request["path"]), inputs, **request["options"]))
     except ForgeError as refusal:
         Path(REFUSAL).write_text(json.dumps(refusal.args))
         return REFUSED

@@ -38,14 +38,17 @@ def name_open_sizes(model: ModelProto) -> None:
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.dim_value < 1:
-                dim.dim_param = new.setdefault(dim.dim_param or f"?{value.name}{axis}", _size_name(value.name, axis))
+                dim.dim_param = new.setdefault(
+                    dim.dim_param or f"?{value.name}{axis}", open_size_name(value.name, axis)
+                )
     for value in (*model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in new:
                 dim.dim_param = new[dim.dim_param]
 
 
-def _size_name(name: str, axis: int) -> str:
+def open_size_name(name: str, axis: int) -> str:
+    """Return what the open extent at ``axis`` of the input ``name`` is called."""
     return BATCH if axis == 0 else f"{name}_{axis}"
 
 

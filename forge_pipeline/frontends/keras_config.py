@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.json_objects import objects_below
+from forge_pipeline.frontends.keras2 import is_keras2
 from forge_pipeline.frontends.zips import open_zip
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ def check_hdf5(path: Path) -> None:
             path, "weights without a model", "load them into their model and save it whole, with model.save('m.keras')"
         )
     check_config(path, text)
+
+
+def config_of_keras2(path: Path) -> Any:
+    """Return the configuration in an `.h5` file that passed ``check_hdf5``, or None where Keras 3 wrote it."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        return json.loads(file.attrs["model_config"]) if is_keras2(file.attrs.get("keras_version")) else None
 
 
 def check_config(path: Path, text: str | bytes) -> None:

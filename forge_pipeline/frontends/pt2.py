@@ -41,7 +41,8 @@ _CALLABLE: Final = frozenset(
     {"FloorDiv", "ModularIndexing", "Where", "PythonMod", "Mod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv",
      "LShift", "RShift", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "TruncToFloat", "TruncToInt",
      "RoundToInt", "RoundDecimal", "ToFloat", "Identity", "Max", "Min", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "And",
-     "Or", "Not", "Abs", "Pow", "Add", "Mul", "ceiling", "floor", "Integer", "Rational", "Float"}
+     "Or", "Not", "Xor", "Equality", "Unequality", "GreaterThan", "LessThan", "StrictGreaterThan", "StrictLessThan",
+     "Abs", "Pow", "Add", "Mul", "ceiling", "floor", "Integer", "Rational", "Float"}
 )  # fmt: skip
 
 

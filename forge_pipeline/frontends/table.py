@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,16 +29,20 @@ class Frontend:
 
     ``module`` converts it, in a process of its own; None is ONNX itself, which is read here. ``packages`` maps what
     is imported to the distribution whose version decides the result, ``extra`` is what installs them. ``declares``:
-    the file does not say what its inputs are.
+    the file does not say what its inputs are. ``sizes``: it takes sizes for open extents, which its exporter may need.
     """
 
     module: str | None
     packages: Mapping[str, str]
     extra: str = ""
     declares: bool = False
+    sizes: bool = False
 
 
 _TORCH: Final = {"torch": "torch", "onnxscript": "onnxscript"}
+_KERAS: Final = Frontend(
+    module="forge_pipeline.frontends.keras", packages={"keras": "keras", **_TORCH}, extra="keras", sizes=True
+)
 
 FRONTENDS: dict[str, Frontend] = {
     "onnx": Frontend(module=None, packages={}),
@@ -45,8 +50,8 @@ FRONTENDS: dict[str, Frontend] = {
     "torchscript": Frontend(
         module="forge_pipeline.frontends.torchscript", packages=_TORCH, extra="torch", declares=True
     ),
-    "keras": Frontend(module="forge_pipeline.frontends.keras", packages={"keras": "keras", **_TORCH}, extra="keras"),
-    "hdf5": Frontend(module="forge_pipeline.frontends.keras", packages={"keras": "keras", **_TORCH}, extra="keras"),
+    "keras": _KERAS,
+    "hdf5": _KERAS,
     "savedmodel": Frontend(
         module="forge_pipeline.frontends.tensorflow",
         packages={"tensorflow": "tensorflow", "tf2onnx": "tf2onnx"},
@@ -94,8 +99,17 @@ def tools_for(path: Path) -> tuple[str, ...]:
     return tuple(frontend_for(path).packages.values())
 
 
-def import_model(source: Source, *, inputs: tuple[Declared, ...] = (), limits: Limits = LIMITS) -> Imported:
-    """Read ``source`` with the front end for what it is. Raises ModelError, and ConfigError for ``inputs``."""
+def import_model(
+    source: Source,
+    *,
+    inputs: tuple[Declared, ...] = (),
+    limits: Limits = LIMITS,
+    sizes: Mapping[str, int] = types.MappingProxyType({}),
+) -> Imported:
+    """Read ``source`` with the front end for what it is. Raises ModelError, and ConfigError for ``inputs``.
+
+    Open extents that ``sizes`` names may be numbers in the result: the notes have these (`sizes`).
+    """
     row = frontend_for(source.path)
     kind = kind_of(source.path)
     if inputs and not row.declares:
@@ -113,7 +127,8 @@ def import_model(source: Source, *, inputs: tuple[Declared, ...] = (), limits: L
     from forge_pipeline.frontends.import_process import import_apart
     from forge_pipeline.ir.external_data.reader import open_model
 
-    answer = import_apart(row.module, source.path, inputs, limits)
+    options = {"sizes": dict(sizes)} if row.sizes else {}
+    answer = import_apart(row.module, source.path, inputs, limits, **options)
     opened = open_model(answer.model)
     kept = (opened.mapped_files, answer.folder)
     return Imported(model=opened.model, external=opened.external, kind=kind, notes=answer.notes, holds=kept)

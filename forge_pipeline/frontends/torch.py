@@ -115,26 +115,29 @@ def trials(program: ExportedProgram) -> Iterator[tuple[dict[str, np.ndarray], li
     program._guards_code = []  # text that calling the program would execute; only checks of inputs are lost
     module = program.module(check_guards=False)
     spec = program.call_spec.in_spec
-    for size in _sizes(program):
-        feeds, flat = _feeds(program, size)
+    for sizes in _sizes(program):
+        feeds, flat = _feeds(program, sizes)
         arguments, keywords = pytree.tree_unflatten(flat, spec)
         with torch.no_grad():
             outputs = pytree.tree_leaves(module(*arguments, **keywords))
         yield feeds, [value.detach().numpy() for value in outputs]
 
 
-def _sizes(program: ExportedProgram) -> list[int]:
-    """Return sizes for the open dimensions that all of them allow; one, of no effect, where there are none."""
-    bounds = list(program.range_constraints.values())
-    if not bounds:
-        return [_TRIAL_SIZES[0]]
-    low = max(int(bound.lower) for bound in bounds)
-    high = min(int(bound.upper) if bound.upper < _LARGEST else _LARGEST for bound in bounds)  # some are infinite
-    return list(dict.fromkeys(min(max(size, low), high) for size in _TRIAL_SIZES))
+def _sizes(program: ExportedProgram) -> list[dict[Any, int]]:
+    """Return sizes by symbol: two for each that allows it, the second as small as it may be."""
+    bounds = {
+        symbol: (int(bound.lower), int(bound.upper) if bound.upper < _LARGEST else _LARGEST)  # some are infinite
+        for symbol, bound in program.range_constraints.items()
+    }
+    both = [
+        {symbol: max(low, min(size + max(low - 1, 0), high)) for symbol, (low, high) in bounds.items()}
+        for size in _TRIAL_SIZES
+    ]
+    return both if both[0] != both[1] else both[:1]
 
 
-def _feeds(program: ExportedProgram, size: int) -> tuple[dict[str, np.ndarray], list[Any]]:
-    """Return made-up inputs with ``size`` for every open dimension, by name and as a flat list."""
+def _feeds(program: ExportedProgram, sizes: dict[Any, int]) -> tuple[dict[str, np.ndarray], list[Any]]:
+    """Return made-up inputs with ``sizes`` for the open dimensions, by name and as a flat list."""
     import torch
 
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
@@ -145,15 +148,14 @@ def _feeds(program: ExportedProgram, size: int) -> tuple[dict[str, np.ndarray], 
             flat.append(spec.arg.value)
             continue
         fake = values[spec.arg.name]
-        shape = [_extent(extent, size) for extent in fake.shape]
+        shape = [_extent(extent, sizes) for extent in fake.shape]
         array = sample(shape, str(fake.dtype).removeprefix("torch."), seed=position)
         feeds[spec.arg.name] = array
         flat.append(torch.from_numpy(array))
     return feeds, flat
 
 
-def _extent(extent: Any, size: int) -> int:
+def _extent(extent: Any, sizes: dict[Any, int]) -> int:
     if isinstance(extent, int):
         return extent
-    expression = extent.node.expr
-    return int(expression.subs(dict.fromkeys(expression.free_symbols, size)))
+    return int(extent.node.expr.subs(sizes))

@@ -60,7 +60,9 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.passes.verification.sized import sized
 
     limits = Limits(memory=config.import_memory, seconds=config.import_seconds)
-    imported = import_model(source, inputs=config.inputs, limits=limits)
+    sizes = {name: size for name, size in config.dims.items() if isinstance(size, int)}
+    imported = import_model(source, inputs=config.inputs, limits=limits, sizes=sizes)
+    left = {name: size for name, size in config.dims.items() if name not in imported.notes.get("sizes", {})}
     written = written_out(within_reach(imported.model, imported.external))
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
@@ -76,8 +78,8 @@ def run(config: Config, source: Source) -> Result:
     faults += checks.refusal_of(lambda: checks.check_operators(form, {**written.why, **kept(model)}))
     checks.raise_together(faults)
     size = sum(weight.size for weight in form.weights)
-    if config.dims:
-        form = sized(form, config.dims, max_value_bytes=config.max_value_bytes)
+    if left:
+        form = sized(form, left, max_value_bytes=config.max_value_bytes)
     module = ONNXModule.mapped(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
     inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
     result = module.light

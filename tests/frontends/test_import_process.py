@@ -105,8 +105,8 @@ def test_the_environment_holds_no_secret(importer, monkeypatch):
 
 def test_an_error_of_the_importer_is_told_in_one_printable_line(importer):
     with pytest.raises(ModelError) as refusal:
-        importer("raise ValueError('bad\\x1b[31m\\nmodel ' + 'x' * 100000)")
-    assert refusal.value.found.startswith("ValueError: bad\N{REPLACEMENT CHARACTER}[31m model xxx")
+        importer("raise ValueError('\\x1b[31mbad\\x07\\nmodel ' + 'x' * 100000)")
+    assert refusal.value.found.startswith("ValueError: bad\N{REPLACEMENT CHARACTER} model xxx")
     assert len(refusal.value.found) <= 1000
 
 
