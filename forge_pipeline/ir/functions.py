@@ -76,10 +76,10 @@ def _in_sets_of(model: ModelProto, function: FunctionProto) -> FunctionProto:
 
 
 def _since(domain: str, name: str, version: int) -> int:
-    """Return the version of an operator that a set has; 0 where it has none."""
+    """Return the version of an operator that a set has; 0 where it has none, as no set of that version is."""
     try:
         return int(onnx.defs.get_schema(name, version, domain).since_version)
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # a version that fits no int is a TypeError
         return 0
 
 
