@@ -32,7 +32,7 @@ def matmuls(processors: int) -> dict[str, Any]:
         left, right = call.args
         shapes = [list(argument.ty.shape) for argument in call.args]
         forms = {str(argument.ty.dtype) for argument in call.args}
-        is_matrix = min(map(len, shapes)) >= 2 and isinstance(shapes[0][-1], tirx.IntImm)
+        is_matrix = min(map(len, shapes)) >= 2 and isinstance(shapes[0][-1], tirx.IntImm) and int(shapes[0][-1]) > 0
         if not is_matrix or len(forms) > 1 or not forms <= {"float32", "float16"} or _is_one(shapes[0][-2]):
             return plain(builder, call)
         if not _is_whole(shapes[0][:-1]) and known(shapes[0][-2]) < FEW:
