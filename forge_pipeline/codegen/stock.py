@@ -16,11 +16,11 @@ from tvm.s_tir import dlight
 
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.gpu.booleans import one_at_a_time
-from forge_pipeline.codegen.gpu.convolution import convolutions, processors_of
+from forge_pipeline.codegen.gpu.convolution import convolutions
 from forge_pipeline.codegen.gpu.guards import Orderly, Tried
 from forge_pipeline.codegen.gpu.indices import narrowed
 from forge_pipeline.codegen.gpu.matmul import matmuls
-from forge_pipeline.codegen.gpu.products import Products
+from forge_pipeline.codegen.gpu.products import Products, processors_of
 from forge_pipeline.codegen.gpu.sums import SHORT, Sums
 from forge_pipeline.codegen.gpu.threads import in_threads
 from forge_pipeline.codegen.layout.bounds import bounds

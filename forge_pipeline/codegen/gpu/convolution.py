@@ -14,22 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from tvm import relax, te, tirx
 from tvm.ir import GenericConst, Op
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.gpu.products import Work, known, multiplied, parts_of, tile_of
-
-FEW_PROCESSORS: Final = {"sm_53": 1, "sm_62": 2, "sm_72": 8, "sm_87": 16}
-"""Jetson Nano, TX2, Xavier and Orin; elsewhere ``MANY``."""
-MANY: Final = 96
-
-
-def processors_of(arch: str) -> int:
-    """Return how many processors a GPU has: of the large ones, the fewest."""
-    return FEW_PROCESSORS.get(arch, MANY)
 
 
 def convolutions(processors: int) -> dict[str, Any]:

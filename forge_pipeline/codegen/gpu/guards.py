@@ -12,6 +12,7 @@ from tvm.ir import Var
 from tvm.s_tir.dlight.gpu.base import GPUScheduleRule
 from tvm.s_tir.schedule import ScheduleError
 
+from forge_pipeline.codegen.tir.broadcasting import is_one
 from forge_pipeline.codegen.tir.rewriting import realizes
 
 
@@ -52,7 +53,7 @@ def _is_orderly(realize: Any) -> bool:
     axes = [
         axis.var
         for axis in block.iter_vars
-        if axis.iter_type != tirx.IterVar.CommReduce and not _is_one(axis.dom.extent)
+        if axis.iter_type != tirx.IterVar.CommReduce and not is_one(axis.dom.extent)
     ]
     tensors = [_places(region, axes) for region in (*block.reads, *block.writes)]
     shared = [all(place in places for places in tensors) for place in range(len(axes))]
@@ -70,7 +71,3 @@ def _places(region: Any, axes: Sequence[Any]) -> list[int]:
     for extent in region.region:
         tvm_ffi.structural_walk(extent.min, [(Var, note)])
     return found
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1

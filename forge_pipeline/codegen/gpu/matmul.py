@@ -6,6 +6,7 @@ a tenth of a GPU busy. As in convolutions the terms are parted where there are f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import Op
 
 from forge_pipeline.codegen.gpu.products import SUMMED, Work, known, multiplied, parts_of, tile_of
+from forge_pipeline.codegen.tir.broadcasting import broadcast, is_one, places
 
 SQUARE: Final = 128
 """Rows and columns of a block of threads with tensor cores, in TVM's schedule."""
@@ -33,7 +35,7 @@ def matmuls(processors: int) -> dict[str, Any]:
         shapes = [list(argument.ty.shape) for argument in call.args]
         forms = {str(argument.ty.dtype) for argument in call.args}
         is_matrix = min(map(len, shapes)) >= 2 and isinstance(shapes[0][-1], tirx.IntImm) and int(shapes[0][-1]) > 0
-        if not is_matrix or len(forms) > 1 or not forms <= {"float32", "float16"} or _is_one(shapes[0][-2]):
+        if not is_matrix or len(forms) > 1 or not forms <= {"float32", "float16"} or is_one(shapes[0][-2]):
             return plain(builder, call)
         if not _is_whole(shapes[0][:-1]) and known(shapes[0][-2]) < FEW:
             return plain(builder, call)
@@ -52,18 +54,18 @@ def _in_tiles(left: te.Tensor, right: te.Tensor, processors: int) -> te.Tensor:
     *before, rows, terms = left.shape
     columns = right.shape[-1]
     joined = len(right.shape) == 2 and _is_whole([*before, rows])
-    outer = _broadcast(before, list(right.shape[:-2]))
-    height, batch = (_product([*before, rows]), 1) if joined else (rows, _product(outer))
+    outer = broadcast(before, list(right.shape[:-2]))
+    height, batch = (math.prod([*before, rows]), 1) if joined else (rows, math.prod(outer))
     work = Work(batch=known(batch), rows=known(height), columns=known(columns), terms=int(terms))
     tile = tile_of(work, processors)
 
     def of_left(item: Any, number: Any, row: Any) -> Any:
         row = tirx.min(row, height - 1)
-        places = _split(row, [*before, rows]) if joined else [*_within(_split(item, outer), before), row]
-        return left(*places, number)
+        place = _split(row, [*before, rows]) if joined else [*places(_split(item, outer), before), row]
+        return left(*place, number)
 
     def of_right(item: Any, number: Any, column: Any) -> Any:
-        return right(*_within(_split(item, outer), right.shape[:-2]), number, tirx.min(column, columns - 1))
+        return right(*places(_split(item, outer), right.shape[:-2]), number, tirx.min(column, columns - 1))
 
     sizes = (batch, int(terms), height, columns)
     return multiplied(
@@ -78,7 +80,7 @@ def _of_halves(builder: Any, left: Any, right: Any, processors: int, plain: Any,
     columns = right.ty.shape[-1]
     parts = 1
     if len(right.ty.shape) == 2:
-        blocks = -(-known(_product([*before, rows])) // SQUARE) * -(-known(columns) // SQUARE)
+        blocks = -(-known(math.prod([*before, rows])) // SQUARE) * -(-known(columns) // SQUARE)
         fitting = [count for count in range(1, 33) if int(terms) % (count * STEP) == 0]
         parts = next((count for count in fitting if blocks * count >= processors), fitting[-1] if fitting else 1)
     if parts == 1:
@@ -88,7 +90,7 @@ def _of_halves(builder: Any, left: Any, right: Any, processors: int, plain: Any,
 
     def of_part(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         step = te.reduce_axis((0, own), name="term")
-        shape = (parts, _product([*before, rows]), columns)
+        shape = (parts, math.prod([*before, rows]), columns)
 
         def part_of(part: Any, row: Any, column: Any) -> Any:
             number = part * own + step
@@ -125,37 +127,14 @@ def _flat(place: Sequence[Any], sizes: Sequence[Any]) -> Any:
 
 def _split(number: Any, sizes: Sequence[Any]) -> list[Any]:
     """Return the indices along ``sizes`` of what has a number among all of them."""
-    places: list[Any] = []
+    found: list[Any] = []
     for size in reversed(sizes[1:]):
-        places.insert(0, number % size)
+        found.insert(0, number % size)
         number = number // size
-    return [number, *places] if sizes else []
-
-
-def _within(places: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
-    """Return the indices of an operand with ``sizes`` at ``places`` of the result: axes of one element are repeated."""
-    own = places[len(places) - len(sizes) :]
-    return [0 if _is_one(size) else place for place, size in zip(own, sizes, strict=True)]
-
-
-def _broadcast(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
-    count = max(len(left), len(right))
-    padded = [[1] * (count - len(sizes)) + list(sizes) for sizes in (left, right)]
-    return [second if _is_one(first) else first for first, second in zip(*padded, strict=True)]
-
-
-def _product(sizes: Sequence[Any]) -> Any:
-    number: Any = 1
-    for size in sizes:
-        number = number * size
-    return number
+    return [number, *found] if sizes else []
 
 
 def _is_whole(sizes: Sequence[Any]) -> bool:
     """Return whether rows along several axes can be those of one matrix: TVM follows the product of known sizes."""
     open_sizes = [size for size in sizes if not isinstance(size, int | tirx.IntImm)]
-    return not open_sizes or sum(not _is_one(size) for size in sizes) == 1
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int | tirx.IntImm) and int(size) == 1
+    return not open_sizes or sum(not is_one(size) for size in sizes) == 1

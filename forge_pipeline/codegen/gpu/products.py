@@ -23,6 +23,9 @@ TAPS: Final = 16
 """Steps in shared memory at a time."""
 
 
+FEW_PROCESSORS: Final = {"sm_53": 1, "sm_62": 2, "sm_72": 8, "sm_87": 16}
+"""Jetson Nano, TX2, Xavier and Orin; elsewhere ``MANY``."""
+MANY: Final = 96
 TILES: Final = ((64, 64), (32, 64), (32, 32), (16, 32))
 """Rows and columns of a block of threads, largest first."""
 BUSY: Final = 384
@@ -44,6 +47,11 @@ class Work:
     def blocks(self, tile: Sequence[int]) -> int:
         """Return how many tiles there are."""
         return self.batch * -(-self.rows // tile[0]) * -(-self.columns // tile[1])
+
+
+def processors_of(arch: str) -> int:
+    """Return how many processors a GPU has: of the large ones, the fewest."""
+    return FEW_PROCESSORS.get(arch, MANY)
 
 
 def known(size: Any) -> int:

@@ -18,6 +18,7 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.rows import Extents, attributes, called, extents_of, own, size, unravelled
 from forge_pipeline.codegen.tir import script
+from forge_pipeline.codegen.tir.broadcasting import is_one
 
 APPEND_KERNEL: Final = "append"
 """Of a cache that a session keeps, the kernel that may write the memory of one (``program.writer``)."""
@@ -115,7 +116,7 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Seque
         if not more:
             return tirx.const(0, "float32")
         place = (b, g * shared + r // queries, r % queries, key)[4 - len(m_shape) :]
-        return M[tuple(0 if _is_one(extent) else at for at, extent in zip(place, m_shape, strict=True))]
+        return M[tuple(0 if is_one(extent) else at for at, extent in zip(place, m_shape, strict=True))]
 
     def bent(score: Any) -> Any:
         return tirx.tanh(score) * tirx.const(form.cap, "float32") if form.cap else score
@@ -128,7 +129,7 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Seque
         """Return maximum and sum before any key."""
         if len(more) < 2:
             return tirx.const(LOWEST, "float32"), tirx.const(0, "float32")
-        return S[0 if _is_one(shapes[4][0]) else g * shared + r // queries], tirx.const(1, "float32")
+        return S[0 if is_one(shapes[4][0]) else g * shared + r // queries], tirx.const(1, "float32")
 
     @script.inline
     def compute(Q, K, V, M, S, R):  # type: ignore[no-untyped-def]
@@ -282,7 +283,3 @@ def attention_kernel(query: Extents, keys: Extents, values: Extents, more: Seque
         compute(Q, K, V, M, S, R)
 
     return attention_with_sink
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1

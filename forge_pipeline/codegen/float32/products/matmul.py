@@ -15,6 +15,7 @@ from forge_pipeline.codegen.float32.products import open_matmul, row_matmul
 from forge_pipeline.codegen.float32.products.open_matmul import PANEL, SERIAL_WORK
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
+from forge_pipeline.codegen.tir.broadcasting import broadcast, places
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
 
@@ -182,13 +183,13 @@ def multiply_batched(left: te.Tensor, right: te.Tensor, family: str = NAME, pack
     With ``packs``, columns are packed into panels of that many, and the result has panels too.
     """
     step = te.reduce_axis((0, left.shape[-1]), "step")
-    leading = _leading(left, right)
+    leading = broadcast(left.shape[:-2], right.shape[:-2])
     if packs:
-        return open_matmul.multiply_packing(left, right, leading, _pick, packs)
+        return open_matmul.multiply_packing(left, right, leading, places, packs)
 
     def element(*index: Any) -> Any:
         *batch, row, column = index
-        a, b = (_pick(batch, side.shape[:-2]) for side in (left, right))
+        a, b = (places(batch, side.shape[:-2]) for side in (left, right))
         return te.sum(left(*a, row, step) * right(*b, step, column), axis=[step])
 
     shape = (*leading, left.shape[-2], right.shape[-1])
@@ -199,7 +200,7 @@ def multiply_packing(left: te.Tensor, right: te.Tensor, width: int) -> te.Tensor
     """Describe (..., rows, steps) times (..., steps, columns), packed into panels first; leading axes are broadcast."""
     step = te.reduce_axis((0, left.shape[-1]), "step")
     columns = int(right.shape[-1])
-    count, leading = -(-columns // width), _leading(left, right)
+    count, leading = -(-columns // width), broadcast(left.shape[:-2], right.shape[:-2])
 
     def packed(*index: Any) -> Any:
         *batch, panel, k, lane = index
@@ -209,7 +210,7 @@ def multiply_packing(left: te.Tensor, right: te.Tensor, width: int) -> te.Tensor
 
     def element(*index: Any) -> Any:
         *batch, row, column = index
-        a, b = (_pick(batch, side.shape[:-2]) for side in (left, right))
+        a, b = (places(batch, side.shape[:-2]) for side in (left, right))
         return te.sum(left(*a, row, step) * panels(*b, column // width, step, column % width), axis=[step])
 
     panels = te.compute((*right.shape[:-2], count, right.shape[-2], width), packed, name=open_matmul.PANELS)
@@ -218,26 +219,6 @@ def multiply_packing(left: te.Tensor, right: te.Tensor, width: int) -> te.Tensor
     if count * width == columns:
         return product
     return te.compute((*product.shape[:-1], columns), product, name="crop")
-
-
-def _leading(left: te.Tensor, right: te.Tensor) -> list[Any]:
-    """Return the extents before rows and columns of a product."""
-    leading = list(left.shape[:-2] if len(left.shape) >= len(right.shape) else right.shape[:-2])
-    for shape in (left.shape[:-2], right.shape[:-2]):
-        for offset in range(1, len(shape) + 1):
-            if not _is_one(shape[-offset]):
-                leading[-offset] = shape[-offset]
-    return leading
-
-
-def _pick(index: Sequence[Any], shape: Any) -> list[Any]:
-    """Return where an operand with these leading extents is read."""
-    own = index[len(index) - len(shape) :]
-    return [0 if _is_one(extent) else position for position, extent in zip(own, shape, strict=True)]
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:

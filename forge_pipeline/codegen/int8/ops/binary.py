@@ -24,6 +24,7 @@ from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip, clipped_float, quotient, rounded, stored
 from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
+from forge_pipeline.codegen.tir.broadcasting import is_one
 from forge_pipeline.codegen.tir.machine import Machine
 
 OPERATORS: Mapping[str, tuple[str, Callable[[Any, Any], Any]]] = {
@@ -109,14 +110,14 @@ def combine(
     """
     name, expression = OPERATORS[kind]
     pairs = list(zip(left.shape, right.shape, strict=True))
-    shape = [other if _is_one(own) else own for own, other in pairs]
+    shape = [other if is_one(own) else own for own, other in pairs]
 
     tensors = list(zip((left, right), affines, strict=True))
     is_sum = kind != "relax.multiply" and result is not None and None not in affines
     unit = np.float32(result.scale if is_sum and result is not None else 1)
 
     def real(tensor: te.Tensor, affine: Affine | None, at: Sequence[Any]) -> Any:
-        broadcast = (_is_one(own) and not _is_one(full) for own, full in zip(tensor.shape, shape, strict=True))
+        broadcast = (is_one(own) and not is_one(full) for own, full in zip(tensor.shape, shape, strict=True))
         value = tensor(*(0 if one else index for one, index in zip(broadcast, at, strict=True)))
         if affine is None:
             return value
@@ -145,10 +146,6 @@ def _largest(value: Value, machine: Machine) -> float:
     if isinstance(value, Dequantized):
         return max(value.affine.zero, LEVELS - value.affine.zero) * value.affine.scale
     return value.deferred.largest(machine) if isinstance(value.deferred, Convolution) else float("inf")
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 
 def binary(graph: Graph, call: relax.Call) -> Value | None:
