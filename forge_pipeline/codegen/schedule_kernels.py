@@ -17,23 +17,19 @@ from forge_pipeline.codegen.int8.isa.dot_product import tensorize_rest
 from forge_pipeline.codegen.int8.x86 import narrow_store, pmaddubsw
 from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.tir import (
-    edge_tiles,
     flatten_pixels,
     half_sums,
     lane_reduction,
-    last_tiles,
     middle_axis,
-    open_edges,
     open_rows,
     peel_padding,
     prefetch,
     primitives,
     reduction,
     rewriting,
-    skipped_taps,
-    tail_tiles,
     transposed_tiles,
 )
+from forge_pipeline.codegen.tir.edges import edge_tiles, last_tiles, open_edges, skipped_taps, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 
 ROOT = "root"

@@ -13,9 +13,9 @@ from tvm.s_tir.schedule import SBlockRV
 from forge_pipeline.codegen.float32.products import open_matmul
 from forge_pipeline.codegen.float32.products.matmul import multiply_panels
 from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.edges.tail_tiles import NARROW
 from forge_pipeline.codegen.tir.flatten_pixels import flatten
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.tail_tiles import NARROW
 from forge_pipeline.target import Target
 from tests.support.tiled import Shape, assert_same, compiled, model
 

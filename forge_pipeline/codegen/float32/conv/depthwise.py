@@ -12,8 +12,9 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.float32.conv import dynamic_shape
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
-from forge_pipeline.codegen.tir import edge_tiles, primitives
-from forge_pipeline.codegen.tir.edge_tiles import Window
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges import edge_tiles
+from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 
 NAME = "depthwise"

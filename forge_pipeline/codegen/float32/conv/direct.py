@@ -28,7 +28,8 @@ from forge_pipeline.codegen.float32.conv.plan import (
     zeros_around,
 )
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
-from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives, skipped_taps
+from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives
+from forge_pipeline.codegen.tir.edges import skipped_taps
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
 

@@ -13,11 +13,12 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
-from forge_pipeline.codegen.tir import open_edges, primitives, skipped_taps
-from forge_pipeline.codegen.tir.edge_tiles import Window
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges import open_edges, skipped_taps
+from forge_pipeline.codegen.tir.edges.edge_tiles import Window
+from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
-from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
 
 WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""

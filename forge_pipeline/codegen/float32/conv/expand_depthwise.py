@@ -12,8 +12,9 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv import depthwise, direct
-from forge_pipeline.codegen.tir import edge_tiles, primitives
-from forge_pipeline.codegen.tir.edge_tiles import Window
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges import edge_tiles
+from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine, Tile, choose_tile, divisors
 
 NAME = "expand_depthwise"

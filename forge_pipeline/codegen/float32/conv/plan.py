@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
-from forge_pipeline.codegen.tir import skipped_taps
-from forge_pipeline.codegen.tir.edge_tiles import Window
+from forge_pipeline.codegen.tir.edges import skipped_taps
+from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import STREAMED_BYTES, Machine, Tile, choose_tile, divisors
 
 SEEN = 0.95

@@ -15,9 +15,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
-from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
 
 NAME = "open_matmul"
 

@@ -10,8 +10,8 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.products.open_matmul import SERIAL_WORK
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, split_blocks
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.tail_tiles import TILES, is_narrow, split_blocks
 
 NAME = "row_matmul"
 

@@ -36,8 +36,8 @@ from forge_pipeline.codegen.int8.requantize import Epilogue, to_float_if_needed
 from forge_pipeline.codegen.int8.x86 import narrow_store as x86_narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN
 
 NAME = "int8_depthwise"
 WIDEST = 14

@@ -44,10 +44,10 @@ from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 
 NAME = "int8_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"

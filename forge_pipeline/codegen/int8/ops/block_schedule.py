@@ -11,9 +11,9 @@ from forge_pipeline.codegen.int8.isa import chain as chains
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, tensorize
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_ahead
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 
 NAME = "block_matmul"
 ROWS, BITS_OF = "forge.rows", "forge.bits"

@@ -25,9 +25,9 @@ from forge_pipeline.codegen.layout.quantized_values import (
     deferred_result,
 )
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 
 NAME = "int8_matmul"
 ROWS = "forge.rows"

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from forge_pipeline.codegen.float32.conv.expand_depthwise import pays, plan
-from forge_pipeline.codegen.tir.edge_tiles import Window
+from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from forge_pipeline.target.description import why_not_here

@@ -15,8 +15,9 @@ from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym.analyzer import Analyzer
 
-from forge_pipeline.codegen.tir import rewriting, tail_tiles
-from forge_pipeline.codegen.tir.edge_tiles import WINDOW, Window, anchor_of, decided, registers, shortened
+from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir.edges import tail_tiles
+from forge_pipeline.codegen.tir.edges.edge_tiles import WINDOW, Window, anchor_of, decided, registers, shortened
 
 ROWS = "forge.open_rows"
 """The annotation of a loop over rows of results: the axes of an image, then of a window's rows `Window`'s before,

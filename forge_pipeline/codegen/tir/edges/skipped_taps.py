@@ -17,7 +17,7 @@ from tvm.s_tir import SBlock, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import rewriting
-from forge_pipeline.codegen.tir.edge_tiles import Window
+from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 
 WINDOWS = "forge.windows"
 """The annotation of a block of sums over windows, (n, channel, row, column, ...), that reads an image of these axes or

@@ -16,7 +16,7 @@ from tvm.s_tir import SBlockRealize
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
-from forge_pipeline.codegen.tir.edge_tiles import registers
+from forge_pipeline.codegen.tir.edges.edge_tiles import registers
 from forge_pipeline.codegen.tir.prefetch import ASKED
 
 
