@@ -47,7 +47,8 @@ OF_A_BOARD: Final = ("cpu", "kernel", "governor", "khz", "throttled", "celsius_b
 class Wanted:
     """How an artifact, compiled for ``target``, is to be run; ``is_sealed``: a board gets it encrypted.
 
-    ``is_one_of_several``: of a library for several CPUs, so that a board may have another one.
+    ``is_one_of_several``: of a library for several CPUs, so that a board may have another one. ``emulator``: the words
+    of the user's own for this target, if any.
     """
 
     runner: Runner
@@ -57,6 +58,7 @@ class Wanted:
     latency_seconds: float
     is_sealed: bool = False
     is_one_of_several: bool = False
+    emulator: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,7 @@ def _opened(library: Library, feeds: Callable[[bool], Iterable[Feed]], wanted: W
         if not isinstance(engine, MachineError):
             return _here(engine, library, wanted)
         why = engine.expected, engine.found
-    place = without_host(wanted.runner, library.metadata["target"], wanted.device)
+    place = without_host(wanted.runner, library.metadata["target"], wanted.device, wanted.emulator)
     if isinstance(place, str):
         return Artifact(
             why_not=why or ("a place that runs it", place), advice=place if wanted.runner == "auto" else None

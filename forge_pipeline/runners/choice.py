@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, get_args
 
@@ -22,8 +22,12 @@ OPTION: Final = "evaluate.runner"
 """What a message calls the choice."""
 
 
-def without_host(runner: Runner, target: Mapping[str, Any], device: Device | None) -> Place | str:
+def without_host(
+    runner: Runner, target: Mapping[str, Any], device: Device | None, own: Sequence[str] = ()
+) -> Place | str:
     """Return the place that is no engine of this process, or why there is none; ``target`` is the library's own.
+
+    ``own`` are the words of an emulator of the user's own.
 
     Raises ConfigError for `ssh` without a device, TargetError for `emulator` where there is none.
     """
@@ -33,7 +37,7 @@ def without_host(runner: Runner, target: Mapping[str, Any], device: Device | Non
         raise ConfigError(OPTION, "a board with runner=ssh", "device=none", "choose device=NAME, of conf/device")
     if runner not in ("auto", "emulator"):
         return f"{OPTION} is {runner}"
-    found = emulator_for(str(target["triple"]), str(target["cpu"]), list(target["cpu_flags"]))
+    found = emulator_for(str(target["triple"]), str(target["cpu"]), list(target["cpu_flags"]), own)
     if isinstance(found, str) and runner == "emulator":
         raise TargetError(f"{OPTION}=emulator", f"what emulates {target['tag']}", found, "choose runner=auto")
     return found
@@ -60,7 +64,9 @@ def effort_of(target: Target) -> int:
     return 0 if isinstance(emulator_for(target.triple, target.cpu, target.cpu_flags), str) else 2
 
 
-def place_of(runner: Runner, target: Mapping[str, Any], device: Mapping[str, Any] | None) -> str | None:
+def place_of(
+    runner: Runner, target: Mapping[str, Any], device: Mapping[str, Any] | None, own: Sequence[str] = ()
+) -> str | None:
     """Return the name of what will run a target's artifact, None for nothing: a part of the action key.
 
     ``target`` has what decides, of the configuration's section; ``device`` what the key says of a board.
@@ -72,5 +78,5 @@ def place_of(runner: Runner, target: Mapping[str, Any], device: Mapping[str, Any
         return str(device["name"])
     if runner not in ("auto", "emulator"):
         return None
-    found = emulator_for(wanted.triple, wanted.cpu, wanted.cpu_flags)
+    found = emulator_for(wanted.triple, wanted.cpu, wanted.cpu_flags, own)
     return None if isinstance(found, str) else found.name

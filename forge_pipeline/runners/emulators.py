@@ -1,4 +1,4 @@
-"""Emulators of other CPUs: QEMU's user mode, which runs the static `forge-run` without a system of that CPU."""
+"""Emulators of other CPUs, which run the static `forge-run`: QEMU's user mode, or a command of the user's own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from forge_pipeline.errors import ConfigError
 from forge_pipeline.runners.contract import Facts, Job
 from forge_pipeline.runners.here import run_here
 from forge_pipeline.target.host import ARCHITECTURES
@@ -36,21 +37,29 @@ X86_LACKS: Final = ("avx512", "avx_vnni", "amx")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulator:
-    """QEMU's ``program`` for an architecture, playing the CPU ``model``. Its time is no time of that CPU."""
+    """What plays a CPU of an architecture: ``command`` comes before forge-run's. Its time is no time of that CPU."""
 
     arch: str
-    program: str
-    model: str
+    name: str
+    """The same for any version and place of the program."""
+    command: tuple[str, ...]
     measures_time = False
-
-    @property
-    def name(self) -> str:
-        """The same for any version and place of QEMU."""
-        return f"qemu-{self.arch} -cpu {self.model}"
 
     def run(self, job: Job) -> Facts:
         """Run ``job``, as ``Place.run`` says."""
-        return run_here(self.name, self.arch, job, (self.program, "-cpu", self.model))
+        return run_here(self.name, self.arch, job, self.command)
+
+
+def own_words(emulators: object, tag: str) -> list[str]:
+    """Return the words that the configuration has before forge-run's for a target; none of most.
+
+    Raises ConfigError where ``emulators``, conf/evaluate's, is no mapping from tags to words.
+    """
+    found = emulators.get(tag, []) if isinstance(emulators, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(word, str) and word for word in found):
+        fix = "write it as {x86-64/v4: [sde64, -skx, --]}"
+        raise ConfigError("evaluate.emulators", "a program and its arguments by target tag", str(emulators), fix)
+    return found
 
 
 def emulator(arch: str) -> str | None:
@@ -59,15 +68,26 @@ def emulator(arch: str) -> str | None:
     return shutil.which(name) or shutil.which(f"{name}-static")
 
 
-def emulator_for(triple: str, cpu: str, flags: Sequence[str]) -> Emulator | str:
-    """Return what plays a target's CPU, or why nothing does."""
+def emulator_for(triple: str, cpu: str, flags: Sequence[str], own: Sequence[str] = ()) -> Emulator | str:
+    """Return what plays a target's CPU, ``own`` words if there are any, or why nothing does."""
     arch = ARCHITECTURES.get(triple.partition("-")[0], "")
     if arch not in LARGEST or "-linux-" not in triple:
         return f"no emulator runs forge-run for {triple}"
+    if own:
+        found = shutil.which(own[0])
+        command = (str(Path(found).absolute()), *own[1:]) if found else ()
+        name = " ".join((Path(own[0]).name, *own[1:]))
+        return Emulator(arch=arch, name=name, command=command) if found else f"there is no program {own[0]}"
     lacking = [flag for flag in flags if arch == "x86_64" and flag.startswith(X86_LACKS)]
     if lacking:
         return f"QEMU does not emulate {', '.join(lacking)}"
     program = emulator(arch)
     if program is None:
         return f"qemu-{arch} is not installed: {HOW_TO_GET_IT}"
-    return Emulator(arch=arch, program=str(Path(program).absolute()), model=MODELS.get(cpu, LARGEST[arch]))
+    return qemu(arch, program, MODELS.get(cpu, LARGEST[arch]))
+
+
+def qemu(arch: str, program: str, model: str) -> Emulator:
+    """Return QEMU's ``program`` for an architecture, playing the CPU ``model``."""
+    command = (str(Path(program).absolute()), "-cpu", model)
+    return Emulator(arch=arch, name=f"qemu-{arch} -cpu {model}", command=command)

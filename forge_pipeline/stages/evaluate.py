@@ -20,6 +20,7 @@ from forge_pipeline.evaluation import scores
 from forge_pipeline.evaluation.comparison import COMPILED, FLOAT, QUANTIZED
 from forge_pipeline.evaluation.results import Metrics, Value, rounded
 from forge_pipeline.runners.choice import DECIDING, RUNNERS, Runner, described, place_of
+from forge_pipeline.runners.emulators import own_words
 from forge_pipeline.stages.contract import Rest, Result, Slice
 from forge_pipeline.stages.ran import Ran
 from forge_pipeline.stages.speed import roofline, speed_of
@@ -44,7 +45,8 @@ class Config:
     ``metric_source`` is the digest of a user's own metric and ``machine`` this machine's name: what they stand for
     changes the result, so both are in the action key, and so is what ``runner`` stands for here for ``target``: it
     ``ran_in`` there. ``device`` is what makes a board's measurements its own, ``tolerance`` that of compile.verify, if
-    that is enabled. All of these are filled in.
+    that is enabled. ``emulator`` are the words of ``emulators`` for the target.
+    All of these are filled in.
     """
 
     metric: str
@@ -61,6 +63,7 @@ class Config:
     data: Preparation
     target: dict[str, Any]
     device: dict[str, Any] | None
+    emulator: list[str]
     ran_in: str | None
     tolerance: Tolerance | None
 
@@ -83,15 +86,22 @@ class Config:
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Add how samples become inputs, what the artifact is for, the board that is to run it, and how exact it is."""
     target = {name: rest.target[name] for name in DECIDING if name in rest.target}
-    tolerance = rest.verify["tolerance"] if rest.verify.get("enabled") else None
-    return {**section, "data": rest.preparation, "target": target, "device": rest.device, "tolerance": tolerance}
+    filled = {
+        "data": rest.preparation,
+        "target": target,
+        "device": rest.device,
+        "emulator": own_words(section.get("emulators"), str(target.get("tag"))),
+        "tolerance": rest.verify["tolerance"] if rest.verify.get("enabled") else None,
+    }
+    return {name: value for name, value in section.items() if name != "emulators"} | filled
 
 
 def localized(values: Slice) -> Slice:
     """Name this machine for `host`, what runs the artifact, and the digest of a user's own metric, as it is now."""
     runner: Any = values.get("runner")
     is_known = runner in RUNNERS  # another is refused with all that is wrong in the section
-    values = values | {"ran_in": place_of(runner, values["target"], values["device"]) if is_known else None}
+    place = (runner, values["target"], values["device"], values["emulator"])
+    values = values | {"ran_in": place_of(*place) if is_known else None}
     machine = {"machine": Target.from_tag(HOST).description} if values.get("machine") == HOST else {}
     metric = values.get("metric")
     return values | machine | ({"metric_source": scores.source_digest(metric)} if isinstance(metric, str) else {})
@@ -166,6 +176,7 @@ def run(
         latency_seconds=config.latency_seconds,
         is_sealed=bool((config.device or {}).get("is_sealed")),
         is_one_of_several=bool((config.device or {}).get("is_one_of_several")),
+        emulator=tuple(config.emulator),
     )
     with opened(library, feeds, wanted) as artifact:
         if artifact.model is not None:

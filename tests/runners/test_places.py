@@ -14,7 +14,7 @@ from forge_pipeline.errors import ArtifactError, ConfigError, MachineError, Targ
 from forge_pipeline.runners.choice import DECIDING, effort_of, place_of, without_host
 from forge_pipeline.runners.contract import Place, refusal
 from forge_pipeline.runners.device import Device
-from forge_pipeline.runners.emulators import Emulator, emulator, emulator_for
+from forge_pipeline.runners.emulators import Emulator, emulator, emulator_for, own_words, qemu
 from forge_pipeline.runners.here import Here
 from forge_pipeline.runners.samples import ran
 from forge_pipeline.runtime.bundle import Library
@@ -91,6 +91,26 @@ def test_without_an_emulator_it_is_said_how_to_get_one(monkeypatch: pytest.Monke
     )
     with pytest.raises(TargetError, match="apt-get install qemu-user"):
         without_host("emulator", metadata("raspberry-pi/5"), None)
+
+
+def test_an_emulator_of_ones_own_comes_before_qemu_by_a_name_without_a_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed(monkeypatch, tmp_path, "qemu-aarch64", "sde64")
+    monkeypatch.setattr("platform.machine", lambda: "sparc64")
+    words = own_words({"x86-64/v4": [str(tmp_path / "sde64"), "-skx", "--"]}, "x86-64/v4")
+    found = without_host("auto", metadata("x86-64/v4"), None, words)
+    assert isinstance(found, Emulator)
+    assert found.command == (str(tmp_path / "sde64"), "-skx", "--")
+    assert place_of("emulator", config("x86-64/v4"), None, ["sde64", "-skx", "--"]) == found.name == "sde64 -skx --"
+    assert own_words({"x86-64/v4": ["sde64"]}, "raspberry-pi/5") == []
+    assert "there is no program sde63" in str(without_host("auto", metadata("x86-64/v4"), None, ["sde63"]))
+
+
+@pytest.mark.parametrize("emulators", [["sde64"], {"x86-64/v4": "sde64"}, {"x86-64/v4": [64]}, {"x86-64/v4": [""]}])
+def test_an_emulator_that_is_no_program_with_arguments_is_refused(emulators: Any) -> None:
+    with pytest.raises(ConfigError, match=r"evaluate.emulators: expected a program and its arguments by target tag"):
+        own_words(emulators, "x86-64/v4")
 
 
 def test_what_qemu_lacks_is_named() -> None:
@@ -203,4 +223,4 @@ def test_an_emulated_cpu_without_the_instructions_is_refused(foreign: Library) -
         pytest.skip("qemu-aarch64 is not installed: apt-get install qemu-user")
     feeds = [{"x": np.zeros((1, 3, 24, 24), "f")}]
     with pytest.raises(MachineError, match="a CPU without asimd"):
-        outputs(Emulator(arch="aarch64", program=program, model="cortex-a53"), foreign, feeds)
+        outputs(qemu("aarch64", program, "cortex-a53"), foreign, feeds)

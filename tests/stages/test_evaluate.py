@@ -37,8 +37,9 @@ def options(stage: str) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> evaluate.Config:
-    place = {"runner": "host", "target": {"tag": "host"}, "device": None, "ran_in": "host"}
+    place = {"runner": "host", "target": {"tag": "host"}, "device": None, "emulator": [], "ran_in": "host"}
     values = {**options("evaluate"), **place, "data": asdict(DATA), **changes}
+    del values["emulators"]  # of all targets
     return bind(evaluate.Config, values, where="evaluate")
 
 
@@ -318,6 +319,24 @@ def test_an_emulator_gives_scores_of_the_samples_that_it_is_given_and_no_times(d
     )
     assert list(result.output.latency) == ["not_timed"]
     assert result.report["compiled"] == "run by qemu-riscv64 -cpu rv64"
+
+
+def test_an_emulator_of_ones_own_runs_the_artifact(data: Dataset) -> None:
+    target = Target.from_tag("riscv64/generic")
+    program = emulator(target.arch)
+    if program is None:
+        pytest.skip(f"qemu-{target.arch} is not installed: apt-get install qemu-user")
+    chosen = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    model = classifier()
+    result = evaluate.run(
+        config(runner="emulator", emulator=[program, "-cpu", "rv64"], samples=20),
+        reference=model,
+        model=model,
+        library=build(model.mod, target, chosen),
+        data=data,
+    )
+    values = result.output.values
+    assert (values["compiled"], values["ran_in"]) == (values["float"], f"{Path(program).name} -cpu rv64")
 
 
 def test_what_ran_elsewhere_is_compared_with_its_model_there(data: Dataset) -> None:

@@ -24,7 +24,8 @@ cd "$work"/bochs/bochs-3.0
 # Corrections. Linux hands out tile registers only where their use can be trapped (XFD): Bochs has no such trap, says here
 # that it has, and tiles work from the start. The others are faults that these tests met, mended after the architecture
 # manual: TDPBUSD's second operand is signed; the index of an EVEX gather may be one of the registers from 16 on; the short
-# displacements of EVEX-coded VPINSRB and VPEXTRW count bytes and words.
+# displacements of EVEX-coded VPINSRB and VPEXTRW count bytes and words; code that was written over is looked for one line
+# of 128 bytes further where tiles may be used, since that is where it is kept.
 patched() { sed -i "$2" "$1"; grep -qF -- "$3" "$1" || { echo "$1: nothing to correct" >&2; exit 1; }; }
 patched cpu/cpuid.cc 's/leaf->eax |= (1<<3);/leaf->eax |= (1<<3) | (1<<4);/' '(1<<3) | (1<<4);'
 patched cpu/cpuid.cc 's/leaf->ecx = (cpu->ia32_xss_suppmask & (1 << subfunction)) != 0;/& leaf->ecx |= (subfunction == 18) << 2;/' \
@@ -34,6 +35,7 @@ patched cpu/decoder/fetchdecode32.cc 's/ *i->setSibIndex(i->sibIndex() | (vvv & 
 decoder='/^unsigned evex_displ8_compression(/,/^}/ s/  if (src == BX_SRC_RM) {/&'
 decoder+='\n    if (ia_opcode == BX_IA_EVEX_VPINSRB_VdqEbIb) return 1;\n    if (ia_opcode == BX_IA_EVEX_VPEXTRW_MwVdqIbM) return 2;/'
 patched cpu/decoder/fetchdecode32.cc "$decoder" 'BX_IA_EVEX_VPINSRB_VdqEbIb) return 1;'
+patched cpu/icache.h 's/if (line_mask > mask) break;/if (line_mask > (mask | mask << 1)) break;/' 'mask | mask << 1'
 CFLAGS="-O2 -w" CXXFLAGS="-O2 -w" ./configure --quiet --with-nogui --disable-docbook --disable-plugins \
   --enable-cpu-level=6 --enable-x86-64 --enable-avx --enable-evex --enable-amx --enable-fpu --enable-memtype \
   --enable-protection-keys --enable-cet --enable-uintr --enable-svm --enable-vmx=2 --enable-pci \
@@ -55,6 +57,7 @@ cp kernel/boot/vmlinuz-* "$folder/linux"
 rm debs/linux-image-*.deb
 for deb in debs/*.deb; do dpkg -x "$deb" "$folder/root"; done
 gcc -O2 -shared -fPIC -o "$folder/root/ports.so" "$here/ports.c"
+gcc -O2 -static -o "$folder/init" "$here/init.c"
 
 # What the runtime imports.
 site=$folder/root/site
