@@ -93,11 +93,11 @@ def _archive() -> Iterator[bytes]:
             yield entry(name, FOLDER) if path.is_dir() else entry(name, FILE, path.read_bytes())
     yield entry("source", FOLDER)
     package = ROOT / "forge_runtime"
-    yield entry("source/forge_runtime/libforge.so", FILE, (built("x86_64") / "libforge.so").read_bytes())
     for path in [package, *sorted(package.rglob("*")), SUPPORT.parent, SUPPORT, JOBS.parent, JOBS]:
         name = f"source/{path.relative_to(ROOT)}"
         if path.is_dir():
             yield entry(name, FOLDER)
         elif path.suffix == ".py":
             yield entry(name, FILE, path.read_bytes())
+    yield entry("source/forge_runtime/libforge.so", FILE, (built("x86_64") / "libforge.so").read_bytes())
     yield entry("init", FILE, (SUPPORT / "emulated/x86_jobs.py").read_bytes())
