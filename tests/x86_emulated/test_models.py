@@ -23,6 +23,8 @@ from tests.support.trained import in_bytes, in_float
 MODELS = ("digits", "resnet8", "kws", "mnist-8")
 CLOSE = 1e-4
 """Largest error of float models, of the largest result: vectors of another length add up in another order."""
+ROUNDED = 1e-6
+"""What a float result of the very same integers may differ by: a step of eight bits is far more."""
 
 pytestmark = [
     pytest.mark.long,
@@ -52,7 +54,7 @@ def test_a_quantized_model_computes_the_same_as_here(quantized: Any, tag: str) -
     name, _, tiles = tag.partition("+")
     for found, same in zip(run(model, name, feeds, replace(OPTIONS, amx=bool(tiles))), wanted, strict=True):
         for have, want in zip(found, same, strict=True):
-            np.testing.assert_array_equal(have, want)
+            np.testing.assert_allclose(have, want, rtol=ROUNDED)  # a softmax at the end is in float
 
 
 @pytest.mark.parametrize("tag", ["x86-64/v4", amx.AMX])
@@ -79,5 +81,5 @@ def test_a_library_with_tiles_is_refused_where_the_cpu_has_none() -> None:
     shape, describe = next(iter(amx.CASES.values()))
     net = Net(*shape)
     library = build(net.finish(describe(net)), Target.from_tag(amx.AMX), amx.TILES)
-    with pytest.raises(ArtifactError, match="amx_int8, amx_tile"):
+    with pytest.raises(ArtifactError, match="a CPU without amx_int8"):
         emulated(Target.from_tag("intel/alder-lake")).run(library.to_bytes(), ((np.zeros(shape, np.float32),), {}))

@@ -24,7 +24,14 @@ pytestmark = [
 
 def test_an_artifact_for_amx_is_evaluated_in_a_machine_of_ones_own(tmp_path: Path) -> None:
     tag = "intel/sapphire-rapids-amx"
-    command = ["forge-pipeline", "run", "model=digits", "data=digits", "quantize=static", f"target={tag}"]
+    command = [
+        str(Path(sys.executable).with_name("forge-pipeline")),
+        "run",
+        "model=digits",
+        "data=digits",
+        "quantize=static",
+        f"target={tag}",
+    ]
     words = ", ".join([sys.executable, str(PROGRAM), "sapphire_rapids"])
     own = ["evaluate.runner=emulator", f"evaluate.emulators={{{tag}: [{words}]}}", "evaluate.samples=100"]
     subprocess.run(
