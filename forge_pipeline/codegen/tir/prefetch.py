@@ -26,7 +26,7 @@ from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.machine import Machine
 
 ASKS = "forge.asks"
-"""The annotation of a loop over tiles: how many tiles share the work, which is a guess where a call decides."""
+"""The annotation of a loop over tiles: how many tiles, the first of them, share the work."""
 
 ASKED = "forge.asked"
 """The annotation of such a loop once its tiles ask."""
@@ -50,8 +50,8 @@ READ, SECOND_CACHE, FIRST_CACHE, DATA = 0, 2, 3, 1
 def ask_for_next(sch: Schedule, tiles: LoopRV, machine: Machine, most: int | None = None) -> None:
     """Mark a loop over tiles that read the same weights, of which the loop around it brings the next with each turn.
 
-    ``most``: how many tiles there are at a call, where that is less than the loop's extent says. On x86 only: on
-    AArch64 LLVM then no longer loads in pairs.
+    ``most``: how many tiles a call with few has, where it decides; those behind them are code of their own, without
+    prefetches. On x86 only: on AArch64 LLVM then no longer loads in pairs.
     """
     if machine.arch == "x86_64":
         sch.annotate(tiles, ASKS, most or primitives.extent(sch, tiles) or TYPICAL)
@@ -143,13 +143,20 @@ class _Panel:
         lines = (tirx.floordiv(step * number, turns) + index for index in range(-(-number // turns)))
         asked = [self._ask(tirx.min(line, number - 1)) for line in lines]
 
-        def mutate(loop: tirx.For, mutator: Any) -> Any:
+        def asking(loop: tirx.For, mutator: Any) -> Any:
             if not loop.loop_var.same_as(self.steps[-1].loop_var):
                 return mutator.default_mutate(loop)
             body = tirx.SeqStmt([*asked, loop.body])
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
 
-        return tvm_ffi.structural_mutate(tiles.body, [(tirx.For, mutate)])
+        def first_tiles(loop: tirx.For, mutator: Any) -> Any:
+            if not loop.loop_var.same_as(self.steps[0].loop_var):
+                return mutator.default_mutate(loop)
+            asks = tvm_ffi.structural_mutate(loop, [(tirx.For, asking)])
+            return tirx.IfThenElse(tiles.loop_var < tiles.annotations[ASKS], asks, rewriting.clone(loop))
+
+        ask_all = isinstance(tiles.extent, tirx.IntImm) and int(tiles.annotations[ASKS]) >= int(tiles.extent)
+        return tvm_ffi.structural_mutate(tiles.body, [(tirx.For, asking if ask_all else first_tiles)])
 
     def _ask(self, line: Any) -> tirx.Evaluate:
         offset = line * self.line

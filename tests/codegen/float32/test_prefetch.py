@@ -15,6 +15,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.float32.products.matmul import SHORTEST_PART, TYPICAL_ROWS, cuts
+from forge_pipeline.codegen.float32.products.open_matmul import FEW, choose_rows, panel_vectors
 from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.tir import primitives, rewriting
@@ -82,7 +83,7 @@ def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag:
         if not asked:
             continue
         loops = sorted(rewriting.loops(kernel.body), key=lambda loop: -len(rewriting.loops(loop.body)))
-        (update,) = (
+        update, *_ = (  # a smaller last tile of a row has another one
             realize for realize in rewriting.realizes(kernel.body) if any(map(is_reduced, realize.block.iter_vars))
         )
         values = dict(zip((axis.var for axis in update.block.iter_vars), update.iter_values, strict=True))
@@ -98,12 +99,34 @@ def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag:
             if rewriting.reads(asks[0], loop.loop_var) and not rewriting.reads(reads, loop.loop_var)
         )
         around = loops[loops.index(tiles) - 1]
-        inside = [tiles, *rewriting.loops(tiles.body)]
+        inside = rewriting.loops(around.body)
         have = set().union(*(lines(flat, inside, around, 0) for flat in asks))
         assert have >= lines(reads, inside, around, 1)
         assert len(have) <= len(lines(reads, inside, around, 1)) + 1
         checked += 1
     assert checked
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3"])
+def test_of_any_number_of_rows_the_tiles_that_a_short_one_has_ask_for_all_and_the_others_not(tag: str) -> None:
+    machine = Machine.of(Target.from_tag(tag))
+    width = panel_vectors(machine, 40, 160)
+    tiles = -(-FEW // choose_rows(machine, width, 40)[1])
+    trees = [kernel.body for kernel in kernels(dense(("batch", "rows"), 40, 160), tag)]
+    branches = [branch for tree in trees for branch in found(tree, tirx.IfThenElse) if is_about_tiles(branch.condition)]
+    assert min(int(branch.condition.b) for branch in branches) == tiles
+    for branch in branches:
+        assert not asks(branch.else_case)
+        lines_asked = sum("llvm.prefetch" in str(call) for call in found(branch.then_case, Call))
+        assert lines_asked * LINE * int(branch.condition.b) >= machine.lanes * width
+
+
+def is_about_tiles(condition: Any) -> bool:
+    return isinstance(condition, tirx.LT) and isinstance(condition.a, tirx.Var) and isinstance(condition.b, tirx.IntImm)
+
+
+def asks(tree: Any) -> bool:
+    return any("llvm.prefetch" in str(call) for call in found(tree, Call))
 
 
 def is_reduced(axis: Any) -> bool:

@@ -17,15 +17,18 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
+from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "open_matmul"
 
-ROWS = (8, 20, 50, 128, 197)
-"""Lengths for which tiles are chosen: short and long sequences, and such that no tile divides all of them."""
+ROWS = (8, 16, 20, 50, 64, 128, 197, 512)
+"""Lengths for which tiles are chosen: short and long sequences, powers of two and such that no tile divides all."""
 
 SERIAL_WORK = 1 << 17
 """Multiply-adds below which a product stays on one thread: some five microseconds, what waking another one takes."""
+
+FEW = 16
+"""The rows whose tiles ask for all of the next weights, where a call brings them."""
 
 STEPS = 64
 """What an open number of steps is taken for."""
@@ -156,7 +159,7 @@ def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps:
         tiles = max(divisors(known // rows, tiles))
     m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)
     if not is_narrow(sch):
-        ask_for_next(sch, m_out, machine, min(tiles, TYPICAL if known is None else -(-known // rows)))
+        ask_for_next(sch, m_out, machine, min(tiles, -(-(known or FEW) // rows)))
     if rows > 1 and (known is None or known % rows):
         sch.annotate(m_out, TILES, rows)
     return m_block, m_out, m_in
