@@ -117,6 +117,11 @@ def _rclone(*arguments: str) -> Callable[[_Ground], int]:
 
 def _rclone_s3(ground: _Ground) -> Server:
     module("s3fs")
+    known = subprocess.run(
+        [tool("rclone"), "serve", "s3", "--help"], capture_output=True, text=True, check=False
+    ).stdout
+    if "--auth-key" not in known:
+        pytest.skip("this rclone serves no S3: 1.65 does")
     return _s3(_rclone("s3", "--auth-key", f"{USER},{PASSWORD}")(ground))
 
 
