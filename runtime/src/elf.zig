@@ -11,6 +11,8 @@ const pool = @import("pool.zig");
 const Error = message.Error;
 
 const Header = extern struct { ident: [16]u8, type: u16, machine: u16, version: u32, entry: u64, segments: u64, sections: u64, flags: u32, size: u16, segment_size: u16, segment_count: u16, section_size: u16, section_count: u16, names: u16 };
+/// Where a segment lies in a page is the same in the file: the smallest page of any CPU.
+const least_page = 4096;
 const Segment = extern struct { type: u32, flags: u32, offset: u64, address: u64, physical: u64, file_size: u64, size: u64, alignment: u64 };
 const Entry = extern struct { tag: i64, value: u64 };
 const Symbol = extern struct { name: u32, info: u8, other: u8, section: u16, value: u64, size: u64 };
@@ -107,6 +109,7 @@ pub const Image = struct {
         clearCache(image.memory);
         for (image.segments[0..image.count]) |s| {
             if (s.type == load_segment and s.flags & writable == 0) try image.protect(s.address, std.mem.alignForward(u64, s.address + s.size, page), page, s.flags);
+            if (s.type == relro and !image.inSegment(s.address, s.size, writable)) return damaged("data that stays outside of it", .{});
             if (s.type == relro) try image.protect(s.address, s.address + s.size, page, 0);
         }
     }
@@ -135,14 +138,17 @@ pub const Image = struct {
         @memcpy(std.mem.sliceAsBytes(image.segments[0..image.count]), file[@intCast(head.segments)..][0..@intCast(size)]);
     }
 
-    /// Check that segments lie one after the other on pages of their own; return the size of all.
+    /// Check that segments lie one after the other on pages of their own, and so in the file; return the size of all.
     fn layOut(image: *const Image, file_size: usize, page: u64) Error!usize {
         var end: u64 = 0;
+        var read: u64 = 0;
         for (image.segments[0..image.count]) |s| {
             if (s.type == thread_local or s.type == interpreter or (s.type == stack and s.flags & executable != 0)) return damaged("a segment of a kind that kernels do not need", .{});
             if (s.size > 1 << 40 or s.address > 1 << 40) return damaged("a segment of {d} bytes", .{s.size});
             if (s.type != load_segment) continue;
             if (s.offset > file_size or s.file_size > file_size - s.offset or s.file_size > s.size) return damaged("a segment outside of it", .{});
+            if (s.offset < read or (s.offset ^ s.address) % least_page != 0) return damaged("a segment at another place than where it was linked", .{});
+            read = s.offset + s.file_size;
             if (s.flags & writable != 0 and s.flags & executable != 0) return damaged("code that can be written", .{});
             if (end != 0 and s.address < std.mem.alignForward(u64, end, page))
                 return message.fail(error.Machine, "library: expected segments on pages of {d} bytes, found smaller ones\nfix: build it for a target with pages of this size", .{page});
