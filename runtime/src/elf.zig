@@ -148,6 +148,7 @@ pub const Image = struct {
             if (s.type != load_segment) continue;
             if (s.offset > file_size or s.file_size > file_size - s.offset or s.file_size > s.size) return damaged("a segment outside of it", .{});
             if (s.offset < read or (s.offset ^ s.address) % least_page != 0) return damaged("a segment at another place than where it was linked", .{});
+            if (s.flags & executable != 0 and s.file_size != s.size) return damaged("code that is not in it", .{});
             read = s.offset + s.file_size;
             if (s.flags & writable != 0 and s.flags & executable != 0) return damaged("code that can be written", .{});
             if (end != 0 and s.address < std.mem.alignForward(u64, end, page))
