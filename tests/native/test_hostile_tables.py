@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,47 @@ def test_a_cut_program_is_refused(libraries: Path, runner: Runner, tmp_path: Pat
         cut = data[:start] + program[:size] + bytes(len(program) - size) + data[start + len(program) :]
         path.write_bytes(mended(cut))
         assert not ends_well(runner, path, size)
+
+
+SEGMENT = struct.Struct("<IIQQQQQQ")
+"""Kind, flags, offset, address, physical address, size in the file, size, alignment."""
+LOADED, UNWRITTEN, EXECUTABLE = 1, 0x6474E552, 1
+
+
+def code(kind: int, flags: int) -> bool:
+    return kind == LOADED and bool(flags & EXECUTABLE)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "field", "change", "found"),
+    [
+        (code, 2, -1, "a segment at another place than where it was linked"),
+        (code, 2, -4096, "a segment at another place than where it was linked"),
+        (code, 5, -64, "code that is not in it"),
+        (lambda kind, flags: kind == UNWRITTEN, 3, -4096, "data that stays outside of it"),
+    ],
+    ids=["a byte before", "a page before", "shorter", "code as data"],
+)
+def test_code_that_is_read_from_elsewhere_is_refused(
+    chosen: Callable[[int, int], bool],
+    field: int,
+    change: int,
+    found: str,
+    libraries: Path,
+    runner: Runner,
+    tmp_path: Path,
+) -> None:
+    data = bytearray((libraries / "convolutions.so").read_bytes())
+    (first,), (count,) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<H", data, 0x38)
+    places = [first + SEGMENT.size * number for number in range(count)]
+    (place,) = (place for place in places if chosen(*SEGMENT.unpack_from(data, place)[:2]))
+    values = list(SEGMENT.unpack_from(data, place))
+    values[field] += change
+    SEGMENT.pack_into(data, place, *values)
+    path = tmp_path / "changed.so"
+    path.write_bytes(mended(bytes(data)))
+    done = runner.start(path, "--size", "n=2", "--size", "m=2", "--size", "s=3")
+    assert (done.returncode, found in done.stderr) == (1, True), done.stderr
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.long)])

@@ -97,7 +97,6 @@ def test_an_emulator_of_ones_own_comes_before_qemu_by_a_name_without_a_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     installed(monkeypatch, tmp_path, "qemu-aarch64", "sde64")
-    monkeypatch.setattr("platform.machine", lambda: "sparc64")
     words = own_words({"x86-64/v4": [str(tmp_path / "sde64"), "-skx", "--"]}, "x86-64/v4")
     found = without_host("auto", metadata("x86-64/v4"), None, words)
     assert isinstance(found, Emulator)

@@ -7,7 +7,7 @@ copy of the tile in which every test is of numbers, so that nothing of it is lef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,31 +85,39 @@ def mark(
 
 def specialize(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose marked loops have a copy of their tile for each edge."""
+    return split_rows(function, ROWS, _rows)
+
+
+def split_rows(function: tirx.PrimFunc, note: str, parts: Callable[[tirx.For, list[Any]], Any]) -> tirx.PrimFunc:
+    """Return ``function`` with ``parts`` of each loop over rows that has the annotation ``note`` as the loop's body.
+
+    ``parts`` adds the registers of its copies to the list that it is given.
+    """
     buffers: list[Any] = []
 
     def split(loop: tirx.For, mutator: Any) -> Any:
-        return _rows(loop, buffers) if ROWS in loop.annotations else mutator.default_mutate(loop)
+        if note not in loop.annotations:
+            return mutator.default_mutate(loop)
+        kept = {name: value for name, value in loop.annotations.items() if name != note}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, parts(loop, buffers), annotations=kept)
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.For, split)])
     return rewriting.with_buffers(function.with_body(body), buffers)
 
 
-def _rows(loop: tirx.For, buffers: list[Any]) -> tirx.For:
-    """Return a loop over rows that has other tiles for those at the edges."""
+def _rows(loop: tirx.For, buffers: list[Any]) -> Any:
+    """Return the tiles of a row, others where it is at an edge."""
     anchor = anchor_of(loop)
     axis = int(anchor.block.annotations[WINDOW][0])
     row, rows = anchor.iter_values[axis], int(anchor.block.iter_vars[axis].dom.extent)
     (over_tiles,) = (inner for inner in rewriting.loops(loop) if TILES in inner.annotations)
     first, stop = (int(place) for place in loop.annotations[ROWS])
     if (first, stop) == (0, rows):
-        result = _tiles(over_tiles, None, buffers)
-    else:
-        result = _tiles(over_tiles, row, buffers)
-        if first < stop:
-            is_inside = tirx.all(row >= first, row < stop)
-            result = tirx.IfThenElse(is_inside, _tiles(over_tiles, None, buffers), result)
-    kept = {name: note for name, note in loop.annotations.items() if name != ROWS}
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, result, annotations=kept)
+        return _tiles(over_tiles, None, buffers)
+    result = _tiles(over_tiles, row, buffers)
+    if first == stop:
+        return result
+    return tirx.IfThenElse(tirx.all(row >= first, row < stop), _tiles(over_tiles, None, buffers), result)
 
 
 def _tiles(loop: tirx.For, row: Any, buffers: list[Any]) -> Any:

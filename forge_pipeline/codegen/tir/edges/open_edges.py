@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -17,7 +16,15 @@ from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.codegen.tir.edges import tail_tiles
-from forge_pipeline.codegen.tir.edges.edge_tiles import WINDOW, Window, anchor_of, decided, registers, shortened
+from forge_pipeline.codegen.tir.edges.edge_tiles import (
+    WINDOW,
+    Window,
+    anchor_of,
+    decided,
+    registers,
+    shortened,
+    split_rows,
+)
 
 ROWS = "forge.open_rows"
 """The annotation of a loop over rows of results: the axes of an image, then of a window's rows `Window`'s before,
@@ -50,17 +57,11 @@ def specialize(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Its first tiles are marked for `tail_tiles`, which sees to images that are narrower.
     """
-    buffers: list[Any] = []
-
-    def split(loop: tirx.For, mutator: Any) -> Any:
-        return _rows(loop, buffers) if ROWS in loop.annotations else mutator.default_mutate(loop)
-
-    body = tvm_ffi.structural_mutate(function.body, [(tirx.For, split)])
-    return rewriting.with_buffers(function.with_body(body), buffers)
+    return split_rows(function, ROWS, _rows)
 
 
-def _rows(loop: tirx.For, buffers: list[Any]) -> tirx.For:
-    """Return a loop over rows that has other tiles for those at the edges."""
+def _rows(loop: tirx.For, buffers: list[Any]) -> Any:
+    """Return the tiles of a row, others where it is at an edge."""
     anchor = anchor_of(loop)
     axes = [int(axis) for axis in anchor.block.annotations[WINDOW][:2]]
     _sums, image, *_ = (part.source for part in anchor.block.reads)
@@ -74,8 +75,7 @@ def _rows(loop: tirx.For, buffers: list[Any]) -> tirx.For:
     )
     for condition in _conditions(over_tiles):
         result = tirx.IfThenElse(condition, result, None)
-    kept = {name: note for name, note in loop.annotations.items() if name != ROWS}
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, result, annotations=kept)
+    return result
 
 
 def _window(numbers: Any, size: Any) -> Window:
