@@ -10,8 +10,10 @@ import fcntl
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -65,7 +67,7 @@ BIONIC = (
 )
 NO_HEADERS = "include sys_include crt msvc_lib kernel32_lib gcc cc darwin_sdk"
 # Symbols and unwind tables are of no use where nothing is printed, thrown or debugged.
-# One job at a time: the numbers of nameless symbols depend on which is done first.
+# One job at a time in a process: the numbers of nameless symbols depend on which is done first.
 PLAIN = ("-fstrip", "-ffunction-sections", "-fno-unwind-tables", "-fomit-frame-pointer")
 # Of no C library: whichever the process has, glibc or musl, gives what is missing, which is POSIX.
 SHARED = (
@@ -105,37 +107,49 @@ def zig(arguments: list[str | Path], cache: Path, folder: Path = SOURCES) -> Non
         )
 
 
+def at_once(*steps: Callable[[], None]) -> None:
+    """Do what does not wait for each other, each step in processes of its own."""
+    with ThreadPoolExecutor(len(steps)) as threads:
+        for done in [threads.submit(step) for step in steps]:
+            done.result()
+
+
 def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
     """Compile the ciphers for each set of instructions, then the executable and the libraries around them."""
-    objects: list[str | Path] = []
-
-    def ciphers(source: str, name: str, instructions: str, mode: str) -> None:
-        path = folder / f"{name}.o"
-        options = ["-target", f"{cpu.name}-linux-none", f"-mcpu={instructions}", "-O", mode, "-fPIC", *PLAIN]
-        zig(["build-obj", "-j1", *options, source, f"-femit-bin={path}"], cache)
-        objects.append(path)
-
-    ciphers("crypto.zig", "portable", cpu.base, "ReleaseSmall" if cpu.fast else "ReleaseFast")
+    parts = {"portable": ("crypto.zig", cpu.base, "ReleaseSmall" if cpu.fast else "ReleaseFast")}
     if cpu.fast is not None:
-        ciphers("crypto.zig", "fast", cpu.fast, "ReleaseFast")
+        parts["fast"] = "crypto.zig", cpu.fast, "ReleaseFast"
     if cpu.wide is not None:
-        ciphers("wide.zig", "wide", cpu.wide, "ReleaseFast")
-    (folder / "version.zig").write_text(f'pub const version = "{release}";\n', "utf-8")
+        parts["wide"] = "wide.zig", cpu.wide, "ReleaseFast"
 
-    def root(path: str, *modules: str, checks: Sequence[str] = ()) -> list[str | Path]:
-        """Compile the interfaces to be small, and `core` with the language's checks, and what needs a C library."""
-        uses = [word for module in ("core", *modules) for word in ("--dep", module)]
-        core = ["-O", "ReleaseSafe", *checks, *PLAIN, "-Mcore=core.zig"]
-        return ["-O", "ReleaseSmall", *PLAIN, *uses, f"-Mroot={path}", *core]
+    def ciphers(name: str) -> None:
+        source, instructions, mode = parts[name]
+        options = ["-target", f"{cpu.name}-linux-none", f"-mcpu={instructions}", "-O", mode, "-fPIC", *PLAIN]
+        zig(["build-obj", "-j1", *options, source, f"-femit-bin={folder / name}.o"], cache)
 
-    target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}"]
-    run: list[str | Path] = [
-        "-fPIE",
-        *root("forge_run.zig", "version"),
-        f"-Mversion={folder / 'version.zig'}",
-        *objects,
-    ]
-    zig(["build-exe", "-j1", *target, *run, "--gc-sections", f"-femit-bin={folder / 'forge-run'}"], cache)
+    at_once(*(partial(ciphers, name) for name in parts))
+    objects = [folder / f"{name}.o" for name in parts]
+    at_once(partial(executable, cpu, release, objects, cache, folder), partial(libraries, cpu, objects, cache, folder))
+
+
+def compiled(path: str, *modules: str, checks: Sequence[str] = ()) -> list[str | Path]:
+    """Return zig's words for the interfaces, to be small, and `core` with the language's checks."""
+    uses = [word for module in ("core", *modules) for word in ("--dep", module)]
+    core = ["-O", "ReleaseSafe", *checks, *PLAIN, "-Mcore=core.zig"]
+    return ["-O", "ReleaseSmall", *PLAIN, *uses, f"-Mroot={path}", *core]
+
+
+def executable(cpu: Cpu, release: str, objects: Sequence[Path], cache: Path, folder: Path) -> None:
+    """Link forge-run."""
+    version = folder / "version.zig"
+    version.write_text(f'pub const version = "{release}";\n', "utf-8")
+    target = ["-target", f"{cpu.name}-linux-none", f"-mcpu={cpu.base}", "-fPIE"]
+    run = [*compiled("forge_run.zig", "version"), f"-Mversion={version}", *objects, "--gc-sections"]
+    zig(["build-exe", "-j1", *target, *run, f"-femit-bin={folder / 'forge-run'}"], cache)
+
+
+def libraries(cpu: Cpu, objects: Sequence[Path], cache: Path, folder: Path) -> None:
+    """Link libforge.so and put libforge.a together: what needs a C library, and checks its stack."""
     target = ["-target", f"{cpu.name}-{cpu.system}", f"-mcpu={cpu.base}", "-fPIC"]
     static: list[str | Path] = ["-static", "-lc", "-fcompiler-rt", f"-femit-bin={folder / 'whole.a'}"]
     named = bionic(cpu, cache, folder) if cpu.system == ANDROID else []
@@ -143,7 +157,8 @@ def build(cpu: Cpu, release: str, cache: Path, folder: Path) -> None:
         lines = (f"{name}_dir={folder}\n" for name in NO_HEADERS.split())
         (folder / "libc").write_text("".join(lines), "utf-8")
         static += ["--libc", str(folder / "libc")]
-    zig(["build-lib", "-j1", *target, *root("libforge.zig", checks=["-fstack-protector"]), *objects, *static], cache)
+    root = compiled("libforge.zig", checks=["-fstack-protector"])
+    zig(["build-lib", "-j1", *target, *root, *objects, *static], cache)
     (folder / "exports").write_text(EXPORTS, "utf-8")
     linked: list[str | Path] = ["-o", folder / "libforge.so", f"--version-script={folder / 'exports'}"]
     zig(["ld.lld", *SHARED, *linked, "--whole-archive", folder / "whole.a", *named], cache)
