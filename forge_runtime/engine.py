@@ -112,10 +112,11 @@ class Engine:
         """Do as a call does; return outputs by name."""
         return dict(zip((tensor.name for tensor in self.outputs), self(*args, **named), strict=True))
 
-    def profile(self, *args: object, runs: int = 10, **named: object) -> list[KernelTime]:
+    def profile(self, *args: object, runs: int = 10, apart: bool = False, **named: object) -> list[KernelTime]:
         """Run the model ``runs`` times; return what each kernel took in the quickest run, most time first.
 
-        Inputs are given as in a call. Other threads wait.
+        Inputs are given as in a call. With ``apart``, a kernel that several layers share has a row for each place that
+        calls it. Other threads wait.
         """
         values = self._interface.positional(args, named)
         with self._session.lock:
@@ -127,7 +128,7 @@ class Engine:
                 return self._called(values)
 
             fallbacks = self._metadata.get("compile", {}).get("fallbacks", ())
-            return profile(lambda: self._session.kernels(run), runs, fallbacks)
+            return profile(lambda: self._session.calls(run), runs, fallbacks, apart=apart)
 
     @property
     def states(self) -> tuple[State, ...]:

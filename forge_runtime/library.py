@@ -118,14 +118,14 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "forge_input": (ctypes.POINTER(Port), _HANDLE, _INDEX),
     "forge_output": (ctypes.POINTER(Port), _HANDLE, _INDEX),
     "forge_metadata": (_HANDLE, _HANDLE, ctypes.POINTER(ctypes.c_size_t)),
-    "forge_kernels": (_INDEX, _HANDLE),
     "forge_start": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(_HANDLE)),
     "forge_stop": (None, _HANDLE),
     "forge_repeat": (ctypes.c_int, _HANDLE),
     "forge_rewind": (ctypes.c_int, _HANDLE, ctypes.c_int64),
     "forge_length": (ctypes.c_int64, _HANDLE),
     "forge_profile": (ctypes.c_int, _HANDLE, ctypes.c_int),
-    "forge_kernel_time": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(Kernel)),
+    "forge_calls": (_INDEX, _HANDLE),
+    "forge_call_time": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(Kernel)),
     "forge_message": (ctypes.c_char_p,),
 }
 

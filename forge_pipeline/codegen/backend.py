@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from forge_pipeline.codegen.calls import check_calls
 from forge_pipeline.codegen.cuda import check_constants, compile_kernels_with_nvcc
 from forge_pipeline.codegen.entries import entries
 from forge_pipeline.codegen.layout.batch_of_one import join
-from forge_pipeline.codegen.layout.origins import layers
+from forge_pipeline.codegen.layout.origins import Calls, layers, matched
 from forge_pipeline.codegen.link import link, relocatable
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.stack import deepest
@@ -122,11 +122,11 @@ def join_entries(work: Lowering) -> None:
     work.table = [{"function": entry.function, "extents": dict(entry.sizes)} for entry in work.entries if entry.sizes]
     work.constraints = _constraints(work)
     modules = {entry.function: with_extents(entry.module, entry.extents or ()) for entry in work.entries}
-    nodes = {entry.function: entry.nodes for entry in work.entries}
+    calls = {entry.function: entry.calls for entry in work.entries}
     if list(modules) == [MAIN]:
-        work.module, work.nodes = modules[MAIN], nodes[MAIN]
+        work.module, work.calls = modules[MAIN], calls
     else:
-        work.module, work.nodes = join(modules, nodes)
+        work.module, work.calls = join(modules, calls)
 
 
 def _constraints(work: Lowering) -> Sequence[Mapping[str, Any]]:
@@ -260,7 +260,17 @@ def link_objects(work: Lowering) -> None:
         work.code.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
     program = b"" if work.device_program is None else work.device_program.to_bytes()
     work.library = Library(elf=linked[0], weights=work.weight_section, metadata=_describe(work), program=program)
-    work.library = replace(work.library, layers=layers(work.nodes, _model(work).graph))
+    work.library = replace(work.library, layers=layers(_calls(work), _model(work).graph))
+
+
+def _calls(work: Lowering) -> Iterable[Calls]:
+    """Return what the functions of the program call, in its order: without what is done once, before any call."""
+    if work.device_program is None:
+        return work.calls.values()
+    return [
+        matched(work.calls[function], (symbol.removeprefix(SYMBOL) for symbol in called))
+        for function, called in work.device_program.calls()
+    ]
 
 
 def library_text(work: Lowering) -> str:

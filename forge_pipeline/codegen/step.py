@@ -10,7 +10,7 @@ import onnx
 import tvm
 
 from forge_pipeline.codegen.amx.permission import uses_tiles
-from forge_pipeline.codegen.layout.origins import Nodes, Origins
+from forge_pipeline.codegen.layout.origins import Calls, Origins
 from forge_pipeline.codegen.onnx_import.extents import Sizes as Extents
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
@@ -44,7 +44,7 @@ class Entry:
     are known, by name. ``extents`` are what the variables stand for that `main` takes in its last parameter, which
     goes when the entries are joined; None where extents are expressions still. ``constraints`` are what the sizes of a
     call must keep. ``keeps_names``: its casts give extents names that tidying would take away. ``fused`` is the module
-    before its kernels had loops, ``nodes`` what of the model each of them computes.
+    before its kernels had loops, ``calls`` are those of `main`, and what of the model each of them computes.
     """
 
     module: tvm.IRModule
@@ -56,7 +56,7 @@ class Entry:
     keeps_names: bool = False
     fused: tvm.IRModule | None = None
     scheduled: Scheduled | None = None
-    nodes: Mapping[str, Nodes] = field(default_factory=dict)
+    calls: Calls = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Lowering:
     is being worked on. ``workspace``: bytes that a kernel asks its runtime for at most; ``stack``: bytes that kernels
     take of it, where somebody has to set it aside. ``states`` are what a session keeps from call to call, in the order
     of the last inputs and outputs of ``model``. ``origins`` follows the model's nodes to those of each
-    kernel, ``nodes``.
+    call of a kernel, which ``calls`` has by the function.
     """
 
     target: Target
@@ -95,7 +95,7 @@ class Lowering:
     states: Sequence[State] = ()
     library: Library | None = None
     origins: Origins = field(default_factory=Origins)
-    nodes: Mapping[str, Nodes] = field(default_factory=dict)
+    calls: Mapping[str, Calls] = field(default_factory=dict)
 
     @property
     def module(self) -> tvm.IRModule:

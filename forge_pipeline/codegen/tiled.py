@@ -158,7 +158,7 @@ def fuse(work: Lowering, entry: Entry) -> None:
         module = relax.transform.FuseTIR()(paired)
         work.origins.carry(paired, module)
     entry.module = relax.transform.DeadCodeElimination()(module)
-    entry.nodes = work.origins.by_kernel(entry.module)
+    entry.calls = work.origins.of_calls(entry.module)
     _refuse_leftovers(entry.module)
 
 

@@ -135,7 +135,7 @@ def _here(engine: Engine, library: Library, wanted: Wanted) -> Artifact:
             engine.reset()
         for feed in feeds[:-1]:
             engine.run(feed)
-        return engine.profile(feeds[-1])
+        return engine.profile(feeds[-1], apart=True)
 
     return Artifact(model=engine.run, where=HOST, facts=facts, profile=profile)
 

@@ -43,15 +43,15 @@ class Library:
     """A compiled model for one target: machine code, interface, weights where they are kept apart, and program.
 
     The weights may be a range of a file, to be read when they are needed. The program says which kernels to run, on
-    what; it is empty for a GPU, whose library TVM's own runtime loads. ``layers`` names what each kernel computes, for
-    people who build it: no part of the file.
+    what; it is empty for a GPU, whose library TVM's own runtime loads. ``layers`` names what each kernel computes,
+    at each place that calls it, for people who build it: no part of the file.
     """
 
     elf: Buffer = field(repr=False)
     metadata: Mapping[str, Any]
     weights: Buffer | FileRange = field(default=b"", repr=False)
     program: Buffer = field(default=b"", repr=False)
-    layers: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False, compare=False)
+    layers: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict, repr=False, compare=False)
 
     def metadata_bytes(self) -> bytes:
         """Return the metadata as canonical JSON, exactly as it stands in the file."""

@@ -33,12 +33,12 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=80, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=81, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump"), joint=Joint(code="combine", version=1),
             ),
             Stage(
-                name="evaluate", version=12,
+                name="evaluate", version=13,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device", "quiet"),

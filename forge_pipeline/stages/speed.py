@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from forge_runtime.profile import KernelTime
 
 KERNELS = 20
-"""How many kernels are told, those that take most time."""
+"""How many calls of kernels are told, those that take most time."""
 
 
 def speed_of(
     artifact: Artifact,
     feeds: Sequence[Feed],
     machine: str,
-    layers: Mapping[str, Sequence[str]],
+    layers: Mapping[str, Sequence[Sequence[str]]],
     calls: Generation | None,
 ) -> dict[str, Any]:
     """Return times, memory, the slowest kernels and the fallbacks' part, as far as they are known where it was run.
@@ -66,7 +66,8 @@ def _rates(token: Facts, prompt: Facts, counts: Sequence[int]) -> dict[str, Valu
     return rates
 
 
-def _row(kernel: KernelTime, layers: Sequence[str]) -> dict[str, Any]:
+def _row(kernel: KernelTime, places: Sequence[Sequence[str]]) -> dict[str, Any]:
+    layers = places[kernel.place] if places and kernel.place is not None else ()
     times = {"milliseconds": rounded(kernel.milliseconds), "share": rounded(kernel.share)}
     return {"name": kernel.name, "calls": kernel.calls, **times, **({"layers": list(layers)} if layers else {})}
 

@@ -68,7 +68,7 @@ typedef struct {
     forge_array *outputs;
 } forge_call;
 
-/* Since forge_profile: a kernel's name, how often it ran, and how long. */
+/* Since forge_profile: of a place in the program that calls a kernel, its name, how often it did, and how long it took. */
 typedef struct {
     const char *name;
     uint64_t calls, nanoseconds;
@@ -113,7 +113,6 @@ const char *forge_variant(const forge_model *model);                     /* that
 const char *forge_metadata(const forge_model *model, size_t *size);      /* JSON, docs/format.md; no zero at its end */
 size_t forge_weights(const forge_model *model);                          /* bytes */
 size_t forge_arena(const forge_model *model); /* bytes for values between kernels, in each session; more where sizes are open */
-int32_t forge_kernels(const forge_model *model);
 
 int forge_start(const forge_model *model, int32_t threads, forge_session **session);
 void forge_stop(forge_session *session);
@@ -134,7 +133,9 @@ int forge_rewind(forge_session *session, int64_t length);
 void forge_cancel(forge_session *session);
 /* Starts at zero. */
 int forge_profile(forge_session *session, int on);
-int forge_kernel_time(const forge_session *session, int32_t index, forge_kernel *kernel);
+/* The places that call kernels, in the program's order: layers that share a kernel have one each. */
+int32_t forge_calls(const forge_session *session);
+int forge_call_time(const forge_session *session, int32_t index, forge_kernel *kernel);
 
 /* About the last failure of the calling thread: "WHERE: expected ..., found ...", and on a second line "fix: ...". */
 const char *forge_message(void);

@@ -260,16 +260,21 @@ pub export fn forge_profile(session: *Session, on: c_int) c_int {
     return code(exclusively(session, setProfile, .{on != 0}));
 }
 
-pub export fn forge_kernels(model: *const Model) i32 {
-    return @intCast(model.kernels.len);
+pub export fn forge_calls(session: *const Session) i32 {
+    var calls = session.calls();
+    var count: i32 = 0;
+    while (calls.next()) |_| count += 1;
+    return count;
 }
 
-pub export fn forge_kernel_time(session: *const Session, index: i32, time: *KernelTime) c_int {
-    const names = session.model.program.kernels;
-    if (index < 0 or index >= names.len) return code(message.fail(error.Usage, "kernel: expected 0 to {d}, found {d}\nfix: ask forge_kernels", .{ names.len -| 1, index }));
-    const at: usize = @intCast(index);
-    time.* = .{ .name = names[at].ptr, .calls = session.profile.calls[at], .nanoseconds = session.profile.nanoseconds[at] };
-    return 0;
+pub export fn forge_call_time(session: *const Session, index: i32, time: *KernelTime) c_int {
+    var calls = session.calls();
+    var left = index;
+    while (calls.next()) |call| : (left -= 1) if (left == 0) {
+        time.* = .{ .name = session.model.program.kernels[call.number].ptr, .calls = call.spent.calls, .nanoseconds = call.spent.nanoseconds };
+        return 0;
+    };
+    return code(message.fail(error.Usage, "call: expected 0 to {d}, found {d}\nfix: ask forge_calls", .{ forge_calls(session) -| 1, index }));
 }
 
 pub export fn forge_message() [*:0]const u8 {

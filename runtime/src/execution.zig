@@ -80,7 +80,7 @@ pub const Execution = struct {
     loops: []Loop,
     /// Extents that the demands of a region name.
     extents: []i64,
-    profile: ?frame_of.Profile = null,
+    is_profiling: bool = false,
 
     pub fn init(arena: std.mem.Allocator, program: *const p.Program, frames: []const ?*frame_of.Frame, supply: *memory.Buffers, is_cancelled: *const std.atomic.Value(bool)) error{OutOfMemory}!Execution {
         const values = try arena.alloc(Value, program.values);
@@ -188,7 +188,7 @@ pub const Execution = struct {
         for (region.extents, x.extents[0..region.extents.len]) |from, *extent| extent.* = x.tensor(s.inputs[from.input]).shape[from.axis];
         for (region.constraints) |constraint| if (!constraint.holds(x.extents)) return refused("sizes that go together ({s})", "others", .{constraint.text});
         defer frame.release();
-        try frame.run(x.is_cancelled, x.profile);
+        try frame.run(x.is_cancelled, x.is_profiling);
         for (s.outputs, frame.function.results()) |number, index| x.set(number, .{ .tensor = frame.resultOf(index) });
     }
 

@@ -82,7 +82,7 @@ fn run(options: *Options, arguments: anytype) Error!void {
         if (options.output) |folder| try writeOutputs(&model, outputs, folder);
     }
     if (options.json) reportJson(options, &model, &times) else report(options, &model, inputs, outputs, &times);
-    if (options.profile) reportProfile(&session);
+    if (options.profile) try reportProfile(arena, &session);
     for (options.expected.all(), 0..) |item, index| try expect(options, &model, outputs, item, index);
 }
 
@@ -331,15 +331,22 @@ fn reportJson(options: *const Options, model: *const Model, times: *const Times)
 }
 
 /// Kernels, those that took longest first.
-fn reportProfile(session: *Session) void {
+fn reportProfile(arena: std.mem.Allocator, session: *const Session) Error!void {
     const names = session.model.program.kernels;
-    const times = session.profile.nanoseconds;
+    const counts = arena.alloc(u64, 2 * names.len) catch return noMemory();
+    const times, const calls = .{ counts[0..names.len], counts[names.len..] };
+    @memset(counts, 0);
     var total: u64 = 0;
-    for (times) |time| total += time;
-    for (0..names.len) |_| {
+    var places = session.calls();
+    while (places.next()) |place| {
+        times[place.number] += place.spent.nanoseconds;
+        calls[place.number] += place.spent.calls;
+        total += place.spent.nanoseconds;
+    }
+    for (names) |_| {
         const next = std.mem.indexOfMax(u64, times);
         if (times[next] == 0) return;
-        print("{d: >3} %  {f} ms  {d: >6} calls  {s}\n", .{ times[next] * 100 / total, Milliseconds{ .of = times[next] }, session.profile.calls[next], names[next] });
+        print("{d: >3} %  {f} ms  {d: >6} calls  {s}\n", .{ times[next] * 100 / total, Milliseconds{ .of = times[next] }, calls[next], names[next] });
         times[next] = 0;
     }
 }

@@ -23,10 +23,16 @@ pub const Areas = struct {
 /// Where a session keeps what it keeps of a state: all of one that grows; of another, what it was and what it is.
 pub const State = struct { memory: platform.Memory, size: usize, is_second: bool = false };
 
-pub const Profile = struct { calls: []u64, nanoseconds: []u64 };
-
 const Patch = struct { argument: u32, slot: u32 };
-const Call = struct { kernel: abi.Kernel, arguments: []abi.Any, patches: []const Patch };
+/// A place in the program that calls a kernel, by its `number`; `spent` there while it was profiled.
+pub const Call = struct {
+    number: usize,
+    kernel: abi.Kernel,
+    arguments: []abi.Any,
+    patches: []const Patch,
+    spent: Spent = .{},
+};
+pub const Spent = struct { calls: u64 = 0, nanoseconds: u64 = 0 };
 
 pub const Frame = struct {
     function: *const p.Function,
@@ -34,7 +40,8 @@ pub const Frame = struct {
     /// Bytes that are behind each tensor's address: what a view of it may take.
     room: []u64,
     heap: []i64,
-    calls: []Call,
+    /// By the operation, null where it calls nothing.
+    calls: []?Call,
     /// Where its buffers are from, and those that it has.
     supply: *memory.Buffers,
     buffers: []?*Buffer,
@@ -77,11 +84,12 @@ pub const Frame = struct {
             tensor.* = .{ .data = @constCast(place_of), .rank = @intCast(row.shape.len), .dtype = row.dtype, .shape = shape.ptr };
             room.* = if (place_of == null) 0 else row.size().?;
         }
-        frame.calls = try arena.alloc(Call, function.operations.len);
-        for (function.operations, frame.calls) |operation, *call| {
-            if (operation.code == .call) call.* = try frame.makeCall(arena, operation.words, kernels);
-            if (operation.code == .compute) call.* = try frame.makeCall(arena, operation.words[1..], kernels);
-        }
+        frame.calls = try arena.alloc(?Call, function.operations.len);
+        for (function.operations, frame.calls) |operation, *call| call.* = switch (operation.code) {
+            .call => try frame.makeCall(arena, operation.words, kernels),
+            .compute => try frame.makeCall(arena, operation.words[1..], kernels),
+            else => null,
+        };
     }
 
     fn makeCall(frame: *Frame, arena: std.mem.Allocator, words: []const i64, kernels: []const abi.Kernel) error{OutOfMemory}!Call {
@@ -97,7 +105,8 @@ pub const Frame = struct {
             };
             if (word & 3 == 1) try patches.append(arena, .{ .argument = @intCast(index), .slot = @intCast(value) });
         }
-        return .{ .kernel = kernels[@intCast(words[0])], .arguments = arguments, .patches = patches.items };
+        const called: usize = @intCast(words[0]);
+        return .{ .number = called, .kernel = kernels[called], .arguments = arguments, .patches = patches.items };
     }
 
     /// The first slots of the heap, as kernels take them that compute sizes.
@@ -150,13 +159,13 @@ pub const Frame = struct {
     }
 
     /// Run the function: its results are in `function.results()`. The inputs' shapes are those of `function`.
-    pub fn run(frame: *Frame, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!void {
+    pub fn run(frame: *Frame, cancelled: *const std.atomic.Value(bool), is_profiling: bool) Error!void {
         frame.releaseOutgrown();
         for (frame.function.operations, frame.calls) |operation, *call| {
             const w = operation.words;
             switch (operation.code) {
-                .call => _ = try frame.runCall(call, @intCast(w[0]), cancelled, profile),
-                .compute => frame.heap[@intCast(w[0])] = try frame.runCall(call, @intCast(w[1]), cancelled, profile),
+                .call => _ = try frame.runCall(&call.*.?, cancelled, is_profiling),
+                .compute => frame.heap[@intCast(w[0])] = try frame.runCall(&call.*.?, cancelled, is_profiling),
                 .match => {
                     const tensor = &frame.tensors[@intCast(w[0])];
                     try frame.match(tensor.shape[0..@intCast(tensor.rank)], w[2..]);
@@ -188,15 +197,15 @@ pub const Frame = struct {
     }
 
     /// Call a kernel; the whole number that it returns, where it returns one.
-    pub fn runCall(frame: *Frame, call: *const Call, kernel: usize, cancelled: *const std.atomic.Value(bool), profile: ?Profile) Error!i64 {
+    pub fn runCall(frame: *Frame, call: *Call, cancelled: *const std.atomic.Value(bool), is_profiling: bool) Error!i64 {
         if (cancelled.load(.monotonic)) return message.fail(error.Cancelled, "run: expected to end, found that it was cancelled\nfix: call again", .{});
         for (call.patches) |patch| call.arguments[patch.argument].value.integer = frame.heap[patch.slot];
         var result: abi.Any = .integer(0);
-        const start = if (profile != null) platform.now(.wall) else 0;
+        const start = if (is_profiling) platform.now(.wall) else 0;
         const failed = call.kernel(null, call.arguments.ptr, @intCast(call.arguments.len), &result) != 0;
-        if (profile) |times| {
-            times.calls[kernel] += 1;
-            times.nanoseconds[kernel] += platform.now(.wall) - start;
+        if (is_profiling) {
+            call.spent.calls += 1;
+            call.spent.nanoseconds += platform.now(.wall) - start;
         }
         if (!failed) return result.value.integer;
         if (message.last()[0] == 0) return message.fail(error.Kernel, "kernel: expected to end, found an error without a word\nfix: build the library anew", .{});

@@ -164,9 +164,9 @@ pub const Model = struct {
         const never: std.atomic.Value(bool) = .init(false);
         message.clear();
         const pages: spent.Pages = if (model.file.len == 0) .none else spent.Pages.init(room.allocator(), &model.program, function, model.weights, model.is_plaintext) catch return noMemory();
-        if (pages.counts.len == 0) try ready.run(&never, null) else for (function.operations, ready.calls) |operation, *call| {
+        if (pages.counts.len == 0) try ready.run(&never, false) else for (function.operations, ready.calls) |operation, *call| {
             if (operation.code != .call) continue;
-            _ = try ready.runCall(call, @intCast(operation.words[0]), &never, null);
+            _ = try ready.runCall(&call.*.?, &never, false);
             pages.after(&model.program, function, operation);
         }
         const results = function.results();

@@ -32,7 +32,6 @@ pub const Session = struct {
     states: []frame.State = &.{},
     /// How far states have grown.
     length: i64 = 0,
-    profile: frame.Profile = .{ .calls = &.{}, .nanoseconds = &.{} },
     is_profiling: bool = false,
     is_busy: std.atomic.Value(bool) = .init(false),
     is_cancelled: std.atomic.Value(bool) = .init(false),
@@ -63,9 +62,6 @@ pub const Session = struct {
         @memset(staged, &.{});
         session.staged = staged;
         session.extents = try arena.alloc(i64, model.program.extents.len);
-        session.profile.calls = try arena.alloc(u64, model.kernels.len);
-        session.profile.nanoseconds = try arena.alloc(u64, model.kernels.len);
-        session.forget();
         const states = try arena.alloc(frame.State, model.program.states.len);
         for (states) |*state| state.* = .{ .memory = &.{}, .size = 0 };
         session.states = states;
@@ -113,9 +109,31 @@ pub const Session = struct {
     }
 
     pub fn forget(session: *Session) void {
-        @memset(session.profile.calls, 0);
-        @memset(session.profile.nanoseconds, 0);
+        var places = session.calls();
+        while (places.next()) |place| place.spent = .{};
     }
+
+    /// The places that call kernels, in the program's order.
+    pub fn calls(session: *const Session) Calls {
+        return .{ .frames = session.frames };
+    }
+
+    pub const Calls = struct {
+        frames: []const frame.Frame,
+        at: usize = 0,
+
+        pub fn next(it: *Calls) ?*frame.Call {
+            while (it.frames.len > 0) {
+                const made = it.frames[0].calls;
+                while (it.at < made.len) {
+                    it.at += 1;
+                    if (made[it.at - 1]) |*call| return call;
+                }
+                it.* = .{ .frames = it.frames[1..] };
+            }
+            return null;
+        }
+    };
 
     pub fn acquire(session: *Session) Error!void {
         if (session.is_busy.swap(true, .acquire)) return message.fail(error.Usage, "session: expected one call at a time, found another under way\nfix: give each thread a session of its own", .{});
@@ -165,7 +183,7 @@ pub const Session = struct {
             if (kind.most != 0) shape[0] = session.length;
             ready.bind(index, half(state, state.is_second).ptr, shape[0..@intCast(kind.input.rank)]);
         }
-        try ready.run(&session.is_cancelled, if (session.is_profiling) session.profile else null);
+        try ready.run(&session.is_cancelled, session.is_profiling);
         const results = ready.function.results();
         for (program.outputs, outputs, results[0..outputs.len]) |port, *output, index| {
             const tensor = &ready.tensors[@intCast(index)];
@@ -207,7 +225,7 @@ pub const Session = struct {
             value.* = .of(port.dtype, input.shape[0..@intCast(port.rank)]);
             value.data = try session.stage(index, input);
         }
-        blocks.profile = if (session.is_profiling) session.profile else null;
+        blocks.is_profiling = session.is_profiling;
         try blocks.run(session.given);
         for (program.outputs, outputs, 0..) |port, *output, index| {
             const value = blocks.output(index);

@@ -94,6 +94,7 @@ def test_a_profile_has_each_kernel_with_its_share_of_the_time(engine: Engine, x:
     assert all(kernel.calls == 1 and kernel.milliseconds > 0 for kernel in kernels)
     assert [kernel.share for kernel in kernels] == sorted((kernel.share for kernel in kernels), reverse=True)
     assert not any(kernel.is_fallback for kernel in kernels)
+    assert {(kernel.name, kernel.place) for kernel in kernels} == {(kernel.name, None) for kernel in kernels}
     np.testing.assert_array_equal(engine(x)[0], before[0])
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from forge_pipeline.codegen.layout.origins import Nodes
+from forge_pipeline.codegen.layout.origins import Calls
 from forge_pipeline.codegen.onnx_import.extents import PARAMETER, Sizes, fixed
 from forge_runtime.entries import MAIN
 
@@ -104,22 +104,19 @@ def _is_claimed_to_be_a_number(module: tvm.IRModule, variables: Mapping[Any, int
     return False
 
 
-def join(
-    modules: Mapping[str, tvm.IRModule], nodes: Mapping[str, Mapping[str, Nodes]]
-) -> tuple[tvm.IRModule, dict[str, Nodes]]:
-    """Return one module with the `main` of each under its name, and with the kernels that they call; and what of the
-    model each kernel computes, for which ``nodes`` says it of the kernels of each module.
+def join(modules: Mapping[str, tvm.IRModule], calls: Mapping[str, Calls]) -> tuple[tvm.IRModule, dict[str, Calls]]:
+    """Return one module with the `main` of each under its name, and with the kernels that they call; and ``calls``,
+    those of each function, by the names that kernels have there.
 
     Kernels whose names are taken by others get what the name has behind `main` at their end.
     """
     first = next(iter(modules), None)
     builder = relax.BlockBuilder(modules[first] if first == MAIN else tvm.IRModule({}))
-    joined = dict(nodes[MAIN]) if first == MAIN else {}
+    joined = dict(calls)
     for name, module in modules.items():
         if name != MAIN:
-            for kernel, called in _add(builder, name, module).items():
-                own = nodes[name].get(kernel.name_hint, ())
-                joined[called.name_hint] = tuple(dict.fromkeys((*joined.get(called.name_hint, ()), *own)))
+            named = {kernel.name_hint: called.name_hint for kernel, called in _add(builder, name, module).items()}
+            joined[name] = [(named[kernel], nodes) for kernel, nodes in calls[name]]
     return builder.finalize(), joined
 
 

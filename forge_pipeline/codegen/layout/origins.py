@@ -7,7 +7,8 @@ binding, or by what is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,8 @@ QUANTIZERS: Final = ("QuantizeLinear", "DequantizeLinear")
 
 Nodes = tuple[str, ...]
 """Names of nodes, in the order in which the model has them."""
+Calls = Sequence[tuple[str, Nodes]]
+"""Kernels that are called one after another, and the nodes that each call computes."""
 Number = int
 
 
@@ -72,15 +75,13 @@ class Origins:
             for number in found:
                 self.note(binding.var, nodes.get(number, ()))
 
-    def by_kernel(self, module: tvm.IRModule) -> dict[str, Nodes]:
-        """Return the nodes of every kernel that `main` calls."""
-        found: dict[str, Nodes] = {}
-        for binding in _calls(module["main"]):
-            value = binding.value
-            if value.args and isinstance(value.args[0], GlobalVar):
-                name = value.args[0].name_hint
-                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *self.of(binding.var))))
-        return found
+    def of_calls(self, module: tvm.IRModule) -> Calls:
+        """Return the kernels that `main` calls, in this order, and the nodes that each call computes."""
+        return [
+            (binding.value.args[0].name_hint, self.of(binding.var))
+            for binding in _calls(module["main"])
+            if binding.value.args and isinstance(binding.value.args[0], GlobalVar)
+        ]
 
 
 class Emitter(relax.BlockBuilder):  # type: ignore[misc]
@@ -154,12 +155,32 @@ def _group(module: tvm.IRModule, value: Any) -> Any:
     return found if isinstance(found, relax.Function) else None
 
 
-def layers(nodes: Mapping[str, Nodes], graph: GraphProto) -> dict[str, list[str]]:
-    """Return the layers of every kernel in the order of ``graph``: its nodes, without those that only quantize."""
+def matched(calls: Calls, called: Iterable[str]) -> Calls:
+    """Return the kernels that were ``called`` at last, with the nodes of each call.
+
+    They are those of the same call of the kernel, if it has as many in ``calls``; else those of all of them together.
+    """
+    known: dict[str, list[Nodes]] = {}
+    for kernel, nodes in calls:
+        known.setdefault(kernel, []).append(nodes)
+    called = list(called)
+    counts, found = Counter(called), {}
+    for kernel, own in known.items():
+        together = tuple(dict.fromkeys(node for nodes in own for node in nodes))
+        found[kernel] = iter(own if len(own) == counts[kernel] else [together] * counts[kernel])
+    return [(kernel, next(found[kernel]) if kernel in found else ()) for kernel in called]
+
+
+def layers(calls: Iterable[Calls], graph: GraphProto) -> dict[str, list[list[str]]]:
+    """Return the layers of every kernel, for each of its ``calls``: nodes in the order of ``graph``.
+
+    Those that only quantize are left out where there are others.
+    """
     operators = {layer(node): node.op_type for node in graph.node}
     places = {name: place for place, name in enumerate(operators)}
-    found = {}
-    for kernel, names in sorted(nodes.items()):
+    found: dict[str, list[list[str]]] = {}
+    for kernel, names in (call for function in calls for call in function):
         row = sorted(names, key=lambda name: places.get(name, len(places)))
-        found[kernel] = [name for name in row if operators.get(name) not in QUANTIZERS] or row
-    return found
+        computing = [name for name in row if operators.get(name) not in QUANTIZERS]
+        found.setdefault(kernel, []).append(computing or row)
+    return {kernel: rows for kernel, rows in sorted(found.items()) if any(rows)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, TypeVar
@@ -14,7 +14,7 @@ from tvm import DataType
 from forge_pipeline.codegen.memory.prepack import NAME as PREPARE
 from forge_pipeline.codegen.program import steps
 from forge_pipeline.codegen.program.expression import postfix
-from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
+from forge_pipeline.codegen.program.operations import Call, Compute, Demands, Function, Kind, Tensor
 from forge_pipeline.codegen.regions import program as p
 from forge_runtime.entries import MAIN
 from forge_runtime.interface import SMALL
@@ -70,6 +70,14 @@ class Program:
         if states:
             words.each(states, lambda state: words.words.append(state["max"]))
         return words.to_bytes(self.constants, WITH_STATES if states else VERSION)
+
+    def calls(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the functions that a run may call, by name, and the symbols that each calls one after another."""
+        symbols = list(self.kernels)
+        for function in self.functions:
+            if function.name != PREPARE:
+                made = (operation.call if isinstance(operation, Compute) else operation for operation in function.code)
+                yield function.name, [symbols[call.kernel] for call in made if isinstance(call, Call)]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from forge_pipeline import ONNXModule
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
+from forge_runtime import Engine
 
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
 V3 = Target.from_tag("x86-64/v3")
@@ -72,7 +73,9 @@ def computed(model: onnx.ModelProto, target: Target = V3) -> dict[str, list[str]
     """Return the layers of every kernel that the library's program calls."""
     library = build(model, target, OPTIONS)
     assert all(library.layers.values())
-    return {kernel: list(found) for kernel, found in library.layers.items()}
+    return {
+        kernel: list(dict.fromkeys(name for call in calls for name in call)) for kernel, calls in library.layers.items()
+    }
 
 
 @pytest.mark.every(6)
@@ -99,12 +102,24 @@ def test_every_layer_that_computes_is_found_and_in_the_order_of_the_model(
 
 
 @pytest.mark.long
-def test_what_is_fused_has_the_layers_of_all_and_equal_layers_share_a_kernel() -> None:
-    found = sorted(computed(images([1, 3, 32, 32])).values(), key=str)
-    assert ["stem", "stem/relu"] in found
-    assert ["classify"] in found and ["halve"] in found
-    blocks = [layers for layers in found if "a/project" in layers]
-    assert blocks == [["a/project", "a/add", "b/project", "b/add"]]
+def test_what_is_fused_has_the_layers_of_all_and_equal_layers_share_a_kernel_at_places_of_their_own() -> None:
+    found = list(build(images([1, 3, 32, 32]), V3, OPTIONS).layers.values())
+    assert [["stem", "stem/relu"]] in found
+    assert [["classify"]] in found and [["halve"]] in found
+    assert [["a/project", "a/add"], ["b/project", "b/add"]] in found
+
+
+@pytest.mark.parametrize("source", [[1, 3, 32, 32], ["batch", 3, 32, 32], ["batch", 3, "height", "width"]], ids=str)
+def test_each_place_of_a_profile_has_its_layers(source: list[int | str]) -> None:
+    library = build(images(source), Target.from_tag("host"), OPTIONS)
+    engine = Engine(library.to_bytes(), threads=1)
+    rows = engine.profile(np.zeros((1, 3, 32, 32), np.float32), runs=1, apart=True)
+    timed = {layer for row in rows for layer in library.layers.get(row.name, {row.place: ()})[row.place or 0]}
+    assert {"a/project", "b/project", "a/depthwise", "b/depthwise"} <= timed
+    both = [(row.name, row.place) for row in rows]
+    assert len(set(both)) == len(both)
+    together = {row.name: row.calls for row in engine.profile(np.zeros((1, 3, 32, 32), np.float32), runs=1)}
+    assert sum(together.values()) == len(both)
 
 
 def test_a_quantized_layer_is_called_after_what_it_computes_not_after_its_scales() -> None:
