@@ -26,7 +26,7 @@ PAD = "pad"
 PACKED = "forge.pack"
 """The annotation of a block that stores results of several pixels together; its value is the lanes of a vector."""
 
-COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos", "fmod")}
+COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos", "fmod", "trunc")}
 """Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
 
 SERIAL_WORK = 16384
@@ -294,6 +294,7 @@ def parallel_outside(sch: Schedule, outer: Sequence[LoopRV], machine: Machine, w
 
 def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Schedule an elementwise block: vectors along the innermost axis, threads over the others."""
+    transposed_tiles.part_last(sch, block)
     loops = sch.get_loops(block)
     lanes = machine.lanes
     extents = [extent(sch, loop) for loop in loops]

@@ -35,7 +35,10 @@ LINE = 64
 
 
 def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] | None:
-    """Mark the loops of a copy that reads along another axis than it writes; return the loops around them, or None."""
+    """Mark the loops of a copy that reads along another axis than it writes; return the loops around them, or None.
+
+    A last axis that is shorter than a tile is left to LLVM, which takes some vectors' numbers in turns.
+    """
     loops, axes = sch.get_loops(block), [variable.var for variable in sch.get(block).iter_vars]
     along = _read_along(sch, block, axes)
     if len(loops) != len(axes) or along is None:
@@ -45,7 +48,8 @@ def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] 
     known = [int(length) for length in lengths if isinstance(length, tirx.IntImm | int)]
     lanes = BYTE_ROWS if str(sch.get(block).writes[0].source.ty.dtype) in BYTES else machine.lanes
     rows = next((count for count in (lanes, 8, LEAST) if count <= min([lanes, *known])), 0)
-    if not rows:
+    is_short = not rows and isinstance(lengths[1], tirx.IntImm) and 1 < int(lengths[1]) < LEAST
+    if not rows and not is_short:
         return None
     outer = [loop for place, loop in enumerate(loops[:-1]) if place != index]
     inner = loops[index]
@@ -53,8 +57,33 @@ def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] 
         around, inner = sch.split(inner, [None, part])
         outer.insert(index, around)
     sch.reorder(*outer, inner, loops[-1])
-    sch.annotate(inner, TILE, rows)
+    if is_short:
+        sch.unroll(loops[-1])
+    else:
+        sch.annotate(inner, TILE, rows)
     return outer
+
+
+def part_last(sch: Schedule, block: SBlockRV) -> None:
+    """Make two axes of the last where neighbours on it come from a few rows in turns, as a pixel shuffle has it."""
+    axes = sch.get(block).iter_vars
+    last, analyzer = axes[-1], _knowing((axis.var, axis.dom) for axis in axes)
+    turns: set[int] = set()
+
+    def look(node: tirx.FloorMod) -> None:
+        if node.a.same_as(last.var) and isinstance(node.b, tirx.IntImm):
+            turns.add(int(node.b))
+
+    for region in sch.get(block).reads:
+        for item in region.region:
+            tvm_ffi.structural_walk(analyzer.simplify(item.min), [(tirx.FloorMod, look)])
+    extent = last.dom.extent
+    if len(turns) != 1 or not isinstance(extent, tirx.IntImm):
+        return
+    (count,) = turns
+    if count <= LEAST and int(extent) % count == 0:
+        parted = tirx.IndexMap.from_func(lambda *at: (*at[:-1], at[-1] // count, at[-1] % count), ndim=len(axes))
+        sch.transform_block_layout(block, parted)
 
 
 def _read_along(sch: Schedule, block: SBlockRV, axes: list[Any]) -> tuple[int, int | None] | None:

@@ -62,9 +62,10 @@ ABOVE_TVM = 99
 def install() -> None:
     """Make TVM's generation of machine code use these functions for float32, in this process, from now on.
 
-    TVM takes a loop with erf, fmod or isnan apart, since it does not know that there are vectors of them: it is told.
+    TVM takes a loop with erf, fmod, isnan or nearbyint apart, since it does not know that there are vectors of them: it
+    is told.
     """
-    for name in ("tirx.erf", "tirx.fmod", "tirx.isnan"):
+    for name in ("tirx.erf", "tirx.fmod", "tirx.isnan", "tirx.nearbyint"):
         register_op_attr(name, "TVectorizable", True)
 
     for name, expand in FUNCTIONS.items():

@@ -1,8 +1,8 @@
 """DepthToSpace and SpaceToDepth: blocks of pixels and channels change places.
 
-Of known channels and image extents they are reshapes around a transposition, which move quantized integers as they
-are; else one kernel. A block of ``size`` by ``size`` pixels is stacked into channels, offsets first (DCR) or channels
-first (CRD).
+Of known channels, and SpaceToDepth of a known image, they are reshapes around a transposition, which move quantized
+integers as they are; else one kernel. A block of ``size`` by ``size`` pixels is stacked into channels, offsets first
+(DCR) or channels first (CRD).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _depth_to_space(node: NodeImport) -> Any:
     """Return (N, C / size^2, H size, W size)."""
     batch, stacked, height, width = node.shape()
     size, is_first = int(node.attributes["blocksize"]), _is_offsets_first(node)
-    if not _is_known(node):
+    if not isinstance(stacked, int):
         template = partial(_spread, size=size, is_offsets_first=is_first)
         return node.kernel(template, node.input(0), sizes=node.result_shape(), name="depth_to_space")
     channels = floordiv(stacked, size * size)
@@ -35,7 +35,7 @@ def _space_to_depth(node: NodeImport) -> Any:
     """Return (N, C size^2, H / size, W / size)."""
     batch, channels, height, width = node.shape()
     size, is_first = int(node.attributes["blocksize"]), _is_offsets_first(node)
-    if not _is_known(node):
+    if not all(isinstance(extent, int) for extent in (channels, height, width)):
         template = partial(_stacked, size=size, is_offsets_first=is_first)
         return node.kernel(template, node.input(0), sizes=node.result_shape(), name="space_to_depth")
     parts = (batch, channels, floordiv(height, size), size, floordiv(width, size), size)
@@ -44,11 +44,6 @@ def _space_to_depth(node: NodeImport) -> Any:
 
 def _is_offsets_first(node: NodeImport) -> bool:
     return node.text("mode", "DCR") == "DCR"
-
-
-def _is_known(node: NodeImport) -> bool:
-    """Return whether all extents but the batch are numbers."""
-    return all(isinstance(extent, int) for extent in node.shape()[1:])
 
 
 def _moved(node: NodeImport, parts: Sequence[Whole], order: Sequence[int]) -> Any:
