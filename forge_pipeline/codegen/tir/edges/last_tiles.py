@@ -6,7 +6,7 @@ innermost loop had all tiles spill their operands, for the sake of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -23,6 +23,7 @@ from forge_pipeline.codegen.tir.prefetch import ASKED
 def part(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose tiles in loops that ask for weights are whole, but for the last of a row."""
     buffers: list[Any] = []
+    around = [loop for loop in rewriting.loops(function.body) if isinstance(loop.extent, tirx.IntImm)]
 
     def split(loop: tirx.For, mutator: Any) -> Any:
         inner = mutator.default_mutate(loop)
@@ -30,27 +31,25 @@ def part(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return inner
         notes = {name: note for name, note in inner.annotations.items() if name != ASKED}
         inner = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, annotations=notes)
-        found = _parted(inner, buffers)
+        found = _parted(inner, around, buffers)
         return inner if found is None else found
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.For, split)])
     return rewriting.with_buffers(function.with_body(body), buffers)
 
 
-def _parted(loop: tirx.For, buffers: list[Any]) -> Any | None:
-    """Return the whole tiles of a loop and the last one, None where it has no such tiles."""
+def _parted(loop: tirx.For, around: Sequence[tirx.For], buffers: list[Any]) -> Any | None:
+    """Return the whole tiles of a loop and the last one, None where it has no such tiles; ``around`` has all loops."""
     tests = [test for realize in rewriting.realizes(loop) for test in _tests(realize, loop.loop_var)]
     if not tests or not isinstance(loop.extent, tirx.IntImm) or int(loop.extent) == 1:
         return None
     last, inner = int(loop.extent) - 1, rewriting.loops(loop.body)
-    if not _always_hold(tests, loop.loop_var, last, inner):
+    if not _always_hold(tests, [*around, *inner], {loop.loop_var: last}):
         return None
-    rests: dict[Any, int] = {}
-    for test in tests:
-        found = Analyzer().simplify(rewriting.substitute(test, {loop.loop_var: last}.get))
-        if not isinstance(found, tirx.LT) or not isinstance(found.a, tirx.Var) or not isinstance(found.b, tirx.IntImm):
-            return None
-        rests[found.a] = int(found.b)
+    at_last = [rewriting.substitute(test, {loop.loop_var: last}.get) for test in tests]
+    rests = _rests(at_last, around, inner)
+    if rests is None:
+        return None
 
     def shorter(each: tirx.For, mutator: Any) -> tirx.For:
         done = mutator.default_mutate(each)
@@ -71,13 +70,38 @@ def _tests(realize: SBlockRealize, counter: Any) -> list[Any]:
     return [test for test in rewriting.conjuncts(realize.predicate) if rewriting.reads(test, counter)]
 
 
-def _always_hold(tests: Sequence[Any], counter: Any, turns: int, inner: Sequence[tirx.For]) -> bool:
-    """Return whether the tests hold in the first ``turns`` turns."""
+def _always_hold(tests: Sequence[Any], loops: Sequence[tirx.For], turns: Mapping[Any, int]) -> bool:
+    """Return whether the tests hold in all turns of ``loops``, of some of them in the first ``turns``."""
     analyzer = Analyzer()
-    analyzer.bind(counter, Range.from_min_extent(0, turns))
-    for loop in inner:
-        analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, loop.extent))
+    for loop in loops:
+        extent = turns.get(loop.loop_var, loop.extent)
+        analyzer.bind(loop.loop_var, Range.from_min_extent(loop.min, extent), allow_override=True)
     return all(analyzer.can_prove(test) for test in tests)
+
+
+def _rests(tests: Sequence[Any], around: Sequence[tirx.For], inner: Sequence[tirx.For]) -> dict[Any, int] | None:
+    """Return the turns that each loop of the last tile has, by the variable; None where tests say no number.
+
+    A loop that stores what another one computed is tested against the end of the whole: of what is computed.
+    """
+    found: dict[Any, int] = {}
+    later = []
+    for test in map(Analyzer().simplify, tests):
+        if isinstance(test, tirx.LT) and isinstance(test.a, tirx.Var) and isinstance(test.b, tirx.IntImm):
+            found[test.a] = int(test.b)
+        else:
+            later.append(test)
+    counts = set(found.values())
+    for test in later:
+        tested = [loop for loop in inner if rewriting.reads(test, loop.loop_var)]
+        if len(tested) != 1 or len(counts) != 1:
+            return None
+        (count,), variable = counts, tested[0].loop_var
+        others = [loop for loop in around if not loop.loop_var.same_as(variable)]
+        if not _always_hold([rewriting.substitute(test, {variable: count - 1}.get)], others, {}):
+            return None
+        found[variable] = count
+    return found
 
 
 def _without(realize: SBlockRealize, counter: Any) -> SBlockRealize:

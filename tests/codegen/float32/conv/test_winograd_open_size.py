@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,10 @@ def _source(image: Shape, filters: int, *more: onnx.NodeProto, **attributes: Any
     return model([conv, *(more or (helper.make_node("Relu", ["c"], ["y"]),))], {"x": image}, weights)
 
 
-def _compare(source: onnx.ModelProto, sizes: list[tuple[int, ...]], *, tag: str = "host", threads: int = 2) -> None:
+def _compare(
+    source: onnx.ModelProto, sizes: list[tuple[int, ...]], *, tag: str = "host", threads: int = 2,
+    kernel: str = "open_winograd",
+) -> None:  # fmt: skip
     library = build(source, Target.from_tag(tag), TILED)
     assert library.metadata["compile"]["fallbacks"] == []
     engine, session = (
@@ -44,7 +48,7 @@ def _compare(source: onnx.ModelProto, sizes: list[tuple[int, ...]], *, tag: str 
         assert found.shape == expected.shape
         assert np.abs(found - expected).max() <= TOLERANCES[np.dtype(np.float32)] * np.abs(expected).max(), size
     names = [kernel.name for kernel in engine.profile(image, runs=1)]
-    assert any("open_winograd" in name for name in names), names
+    assert any(kernel in name for name in names), names
 
 
 @pytest.mark.every(8)
@@ -92,3 +96,25 @@ def test_sizes_that_are_computed_from_others() -> None:
 def test_narrower_vectors(tag: str) -> None:
     source = _source(("batch", 48, "height", "width"), 32, pads=[1, 1, 1, 1])
     _compare(source, [(1, 48, *size) for size in SIZES], tag=tag)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(("channels", "size"), [(16, (222, 130)), (24, (90, 75))])
+def test_a_large_image_whose_rows_are_no_whole_tiles_goes_by_groups(channels: int, size: tuple[int, int]) -> None:
+    source = _source((1, channels, *size), 16, pads=[1, 1, 1, 1])
+    _compare(source, [(1, channels, *size)], tag="x86-64/v3", kernel="winograd_groups")
+
+
+def test_products_of_a_row_whose_last_tile_is_smaller_have_no_tests(tmp_path: Path) -> None:
+    source = _source((1, 32, 296, 296), 32, pads=[1, 1, 1, 1])
+    build(source, Target.from_tag("intel/sapphire-rapids"), TILED, dump=tmp_path)
+    kernel = next(tmp_path.glob("*-rewrite.txt")).read_text()
+    blocks = [block for block in kernel.split("T.sblock(") if block.startswith('"products')]
+    extents = {extent for block in kernel.split('T.sblock("products_update")')[:-1] for extent in _unrolled(block)}
+    assert len(extents) == 2, extents
+    assert blocks and not [block for block in blocks if "T.where(" in block]
+
+
+def _unrolled(text: str) -> list[str]:
+    """Return how many results the loops have that are unrolled right before the end of ``text``."""
+    return [line.split("T.int64(")[1].split(")")[0] for line in text.splitlines()[-4:] if "T.unroll(" in line][:1]

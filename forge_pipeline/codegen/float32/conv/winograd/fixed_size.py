@@ -41,6 +41,9 @@ That of halves is three times what `direct` makes of them; F(4 x 4) exceeds it, 
 
 SAMPLED_TILES, SAMPLED_FILTERS = 8, 16
 
+SHORT = 0.01
+"""What a smaller last tile of products costs besides, as a part of the others: it has code of its own."""
+
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
     """Emit the convolution if this is expected to be faster than `direct`, and exact enough; the result is blocked."""
@@ -54,11 +57,23 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
         weights.transform, stored, name="winograd_weight", matrix=transform.kernel
     )  # when the library is loaded
     image, settings = graph.blocked(source), {"geometry": geometry, "transform": transform}
-    if geometry.is_static:
+    if geometry.is_static and not _goes_by_groups(graph.machine, geometry, transform):
         return graph.kernel(convolve, image, packed, name="conv2d_winograd", **settings)
     channels, oc_blocks = -(-geometry.channels // lanes) * lanes, -(-geometry.filters // lanes)
     group = open_size.choose_group(graph.machine, channels, oc_blocks, transform)
-    return graph.kernel(open_size.convolve, image, packed, name="conv2d_open_winograd", group=group, **settings)
+    name = "conv2d_winograd_groups" if geometry.is_static else "conv2d_open_winograd"
+    return graph.kernel(open_size.convolve, image, packed, name=name, group=group, **settings)
+
+
+def _goes_by_groups(machine: Machine, geometry: Geometry, transform: Transform) -> bool:
+    """Return whether an image is computed as those of open sizes are, tiles counted through.
+
+    Its rows are no whole tiles then, so that it would be transformed at once, which leaves the second cache; and the
+    weights stay there, which each group of tiles reads.
+    """
+    component, tiles = machine.item * transform.size**2 * geometry.channels, math.prod(transform.tiles(geometry))
+    is_uneven = geometry.output[0] % transform.step != 0
+    return is_uneven and component * geometry.filters <= machine.l2 // 2 < component * tiles
 
 
 def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
@@ -138,7 +153,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     last = inline_epilogue(sch, primitives.find(sch, NAME))
     extents = Extents.of(sch, last)
     row_block = extents.row_block(machine, extents.channels * machine.item // 4)
-    tile = choose_tile(machine, pixels=row_block * extents.tiles_w, vectors=extents.oc_blocks, steps=extents.channels)
+    pixels = row_block * extents.tiles_w
+    tile = choose_tile(machine, pixels=pixels, vectors=extents.oc_blocks, steps=extents.channels, tail_penalty=SHORT)
     shared, oc_out = schedule_results(sch, last, (), extents, row_block, tile.vectors)
 
     work = extents.multiply_adds // primitives.MULTIPLY_ADDS

@@ -1,4 +1,4 @@
-"""Winograd's filtering of images whose height and width are known only when they run: tiles in groups of one size.
+"""Winograd's filtering of images whose height and width are known only when they run, or are no whole number of tiles.
 
 The tiles of an image are counted through, row after row, and cut into groups that fill half of the second cache when
 they are transformed. A group's loops have numbers for extents whatever the image; the last group computes as many
