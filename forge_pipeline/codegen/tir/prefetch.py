@@ -3,7 +3,8 @@
 Tiles of one panel read it from the second cache, many times, and arithmetic hides that. The next panel lies behind that
 cache, in memory for a model of any size, and the CPU's own prefetcher starts anew with each of them: the first tile of
 a panel would wait for every few lines. So each tile fetches its share of the next panel into the second cache while it
-computes, one line a step or less. An address behind the last panel is harmless: a prefetch does not fault.
+computes, a few lines before its innermost steps, or in each of them. An address behind the last panel is harmless: a
+prefetch does not fault.
 
 A tile that is the only one to read its weights asks, as it goes, for what comes a little later: a CPU that computes
 between two loads has fewer of them on the way than memory could bring.
@@ -23,13 +24,11 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.edges.last_tiles import ROW
 from forge_pipeline.codegen.tir.machine import Machine
 
 ASKS = "forge.asks"
 """The annotation of a loop over tiles: how many tiles, the first of them, share the work."""
-
-ASKED = "forge.asked"
-"""The annotation of such a loop once its tiles ask."""
 
 AHEAD = "forge.ahead"
 """The annotation of a loop along which weights are read once, in order."""
@@ -42,6 +41,10 @@ TYPICAL = 4
 
 LINE = 64
 """Bytes of a line of the cache."""
+
+AT_ONCE = 4
+"""Lines that are asked for together, before the innermost steps; more would wait for each other. Fewer are rather not
+asked for in each step, where telling which takes as long as a part of the arithmetic."""
 
 READ, SECOND_CACHE, FIRST_CACHE, DATA = 0, 2, 3, 1
 """What `llvm.prefetch` is told."""
@@ -80,8 +83,7 @@ def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return mutator.default_mutate(loop)
         panel = _panel(loop, around.get(loop.loop_var), weights)
         body = loop.body if panel is None else panel.asked_for_in(loop)
-        notes |= {} if panel is None else {ASKED: True}
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations={**notes, ROW: True})
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)]))
 
@@ -135,16 +137,19 @@ class _Panel:
 
     def asked_for_in(self, tiles: tirx.For) -> Any:
         """Return the body of the loop over tiles, with this panel's share asked for in each step."""
+        number, count = self.runs * self.lines, int(tiles.annotations[ASKS])
+        turned = self.steps[:-1]
+        if not turned or number > AT_ONCE * count * _turns(turned):
+            turned = self.steps
         step: Any = tiles.loop_var
-        for loop in self.steps:
+        for loop in turned:
             step = step * loop.extent + loop.loop_var
-        number = self.runs * self.lines
-        turns = int(tiles.annotations[ASKS]) * primitives.product(int(loop.extent) for loop in self.steps)
+        turns = count * _turns(turned)
         lines = (tirx.floordiv(step * number, turns) + index for index in range(-(-number // turns)))
         asked = [self._ask(tirx.min(line, number - 1)) for line in lines]
 
         def asking(loop: tirx.For, mutator: Any) -> Any:
-            if not loop.loop_var.same_as(self.steps[-1].loop_var):
+            if not loop.loop_var.same_as(turned[-1].loop_var):
                 return mutator.default_mutate(loop)
             body = tirx.SeqStmt([*asked, loop.body])
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
@@ -167,6 +172,10 @@ class _Panel:
         address = tirx.address_of(tirx.BufferLoad(self.buffer, [*outer, last + offset]))
         name = "llvm.prefetch"
         return tirx.Evaluate(tirx.call_llvm_intrin("void", name, address, READ, SECOND_CACHE, DATA))
+
+
+def _turns(loops: Sequence[tirx.For]) -> int:
+    return primitives.product(int(loop.extent) for loop in loops)
 
 
 def _panel(tiles: tirx.For, around: Any, weights: set[Any]) -> _Panel | None:

@@ -98,7 +98,11 @@ def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag:
             for loop in loops
             if rewriting.reads(asks[0], loop.loop_var) and not rewriting.reads(reads, loop.loop_var)
         )
-        around = loops[loops.index(tiles) - 1]
+        around = next(
+            loop
+            for loop in reversed(loops)
+            if any(inner.loop_var.same_as(tiles.loop_var) for inner in rewriting.loops(loop.body))
+        )
         inside = rewriting.loops(around.body)
         have = set().union(*(lines(flat, inside, around, 0) for flat in asks))
         assert have >= lines(reads, inside, around, 1)

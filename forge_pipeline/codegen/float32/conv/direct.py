@@ -29,7 +29,7 @@ from forge_pipeline.codegen.float32.conv.plan import (
 )
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
 from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives
-from forge_pipeline.codegen.tir.edges import skipped_taps
+from forge_pipeline.codegen.tir.edges import last_tiles, skipped_taps
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
@@ -251,6 +251,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     shares_row_blocks = is_padded and row_blocks >= machine.cores
     shared = primitives.fuse(sch, [n, row_block] if shares_row_blocks else [n, row_block, oc_out])
     depth = len(between) + (3 if shares_row_blocks else 2)
+    last_tiles.mark(sch, along)
     if not between:
         ask_for_next(sch, along, machine)
     sch.reverse_compute_at(last, along)

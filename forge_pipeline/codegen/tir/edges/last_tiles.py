@@ -1,7 +1,8 @@
 """The last tile of a row, where it has fewer results than the others, is code of its own.
 
-TVM's loop partitioning does that too, but not for loops in which weights are asked for ahead (`prefetch`): tests in the
-innermost loop had all tiles spill their operands, for the sake of one.
+TVM's loop partitioning does that too, but not for loops in which weights are asked for ahead (`prefetch`), nor where
+each of several blocks of rows has such a tile: tests in the innermost loop had all tiles spill their operands, for the
+sake of one.
 """
 
 from __future__ import annotations
@@ -12,24 +13,32 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Range
-from tvm.s_tir import SBlockRealize
+from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.codegen.tir.edges.edge_tiles import registers
-from forge_pipeline.codegen.tir.prefetch import ASKED
+
+ROW = "forge.row_of_tiles"
+"""The annotation of a loop over tiles of which the last may be smaller."""
+
+
+def mark(sch: Schedule, tiles: LoopRV) -> None:
+    """Mark a loop over tiles for `part`; those that ask for weights are marked as they do."""
+    sch.annotate(tiles, ROW, True)
 
 
 def part(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a scheduled kernel whose tiles in loops that ask for weights are whole, but for the last of a row."""
+    """Return a scheduled kernel whose tiles in marked loops are whole, but for the last of a row."""
     buffers: list[Any] = []
     around = [loop for loop in rewriting.loops(function.body) if isinstance(loop.extent, tirx.IntImm)]
 
     def split(loop: tirx.For, mutator: Any) -> Any:
         inner = mutator.default_mutate(loop)
-        if ASKED not in loop.annotations:
+        if ROW not in loop.annotations:
             return inner
-        notes = {name: note for name, note in inner.annotations.items() if name != ASKED}
+        notes = {name: note for name, note in inner.annotations.items() if name != ROW}
         inner = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, inner.body, annotations=notes)
         found = _parted(inner, around, buffers)
         return inner if found is None else found
