@@ -136,7 +136,7 @@ class _Panel:
     steps: Sequence[tirx.For]
 
     def asked_for_in(self, tiles: tirx.For) -> Any:
-        """Return the body of the loop over tiles, with this panel's share asked for before or in the innermost steps."""
+        """Return the body of the loop over tiles, with this panel's share asked for before or in innermost steps."""
         number, count = self.runs * self.lines, int(tiles.annotations[ASKS])
         turned = self.steps[:-1]
         if not turned or number > AT_ONCE * count * _turns(turned):
