@@ -128,7 +128,7 @@ class Engine:
                 return self._called(values)
 
             fallbacks = self._metadata.get("compile", {}).get("fallbacks", ())
-            return profile(lambda: self._session.calls(run), runs, fallbacks, apart=apart)
+            return profile(lambda: self._session.places(run), runs, fallbacks, apart=apart)
 
     @property
     def states(self) -> tuple[State, ...]:

@@ -124,8 +124,8 @@ _SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "forge_rewind": (ctypes.c_int, _HANDLE, ctypes.c_int64),
     "forge_length": (ctypes.c_int64, _HANDLE),
     "forge_profile": (ctypes.c_int, _HANDLE, ctypes.c_int),
-    "forge_calls": (_INDEX, _HANDLE),
-    "forge_call_time": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(Kernel)),
+    "forge_places": (_INDEX, _HANDLE),
+    "forge_place_time": (ctypes.c_int, _HANDLE, _INDEX, ctypes.POINTER(Kernel)),
     "forge_message": (ctypes.c_char_p,),
 }
 

@@ -86,15 +86,15 @@ class Session:
         if code := libforge().forge_rewind(self.handle, length):
             raise failure(code, self.model.names)
 
-    def calls(self, run: Callable[[], object]) -> list[tuple[str, int, int]]:
+    def places(self, run: Callable[[], object]) -> list[tuple[str, int, int]]:
         """Return the name, calls and nanoseconds at each place that calls a kernel, of what ``run`` does."""
         library, handle, kernel, found = libforge(), self.handle, Kernel(), []
         if code := library.forge_profile(handle, 1):
             raise failure(code, self.model.names)
         try:
             run()
-            for index in range(library.forge_calls(handle)):
-                library.forge_call_time(handle, index, ctypes.byref(kernel))
+            for index in range(library.forge_places(handle)):
+                library.forge_place_time(handle, index, ctypes.byref(kernel))
                 found.append((kernel.name.decode("utf-8", "replace"), kernel.calls, kernel.nanoseconds))
         finally:
             library.forge_profile(handle, 0)

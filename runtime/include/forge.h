@@ -134,8 +134,8 @@ void forge_cancel(forge_session *session);
 /* Starts at zero. */
 int forge_profile(forge_session *session, int on);
 /* The places that call kernels, in the program's order: layers that share a kernel have one each. */
-int32_t forge_calls(const forge_session *session);
-int forge_call_time(const forge_session *session, int32_t index, forge_kernel *kernel);
+int32_t forge_places(const forge_session *session);
+int forge_place_time(const forge_session *session, int32_t index, forge_kernel *kernel);
 
 /* About the last failure of the calling thread: "WHERE: expected ..., found ...", and on a second line "fix: ...". */
 const char *forge_message(void);

@@ -260,21 +260,21 @@ pub export fn forge_profile(session: *Session, on: c_int) c_int {
     return code(exclusively(session, setProfile, .{on != 0}));
 }
 
-pub export fn forge_calls(session: *const Session) i32 {
-    var calls = session.calls();
+pub export fn forge_places(session: *const Session) i32 {
+    var places = session.places();
     var count: i32 = 0;
-    while (calls.next()) |_| count += 1;
+    while (places.next()) |_| count += 1;
     return count;
 }
 
-pub export fn forge_call_time(session: *const Session, index: i32, time: *KernelTime) c_int {
-    var calls = session.calls();
+pub export fn forge_place_time(session: *const Session, index: i32, time: *KernelTime) c_int {
+    var places = session.places();
     var left = index;
-    while (calls.next()) |call| : (left -= 1) if (left == 0) {
-        time.* = .{ .name = session.model.program.kernels[call.number].ptr, .calls = call.spent.calls, .nanoseconds = call.spent.nanoseconds };
+    while (places.next()) |place| : (left -= 1) if (left == 0) {
+        time.* = .{ .name = session.model.program.kernels[place.number].ptr, .calls = place.spent.calls, .nanoseconds = place.spent.nanoseconds };
         return 0;
     };
-    return code(message.fail(error.Usage, "call: expected 0 to {d}, found {d}\nfix: ask forge_calls", .{ forge_calls(session) -| 1, index }));
+    return code(message.fail(error.Usage, "place: expected 0 to {d}, found {d}\nfix: ask forge_places", .{ forge_places(session) -| 1, index }));
 }
 
 pub export fn forge_message() [*:0]const u8 {

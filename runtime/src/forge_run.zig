@@ -337,7 +337,7 @@ fn reportProfile(arena: std.mem.Allocator, session: *const Session) Error!void {
     const times, const calls = .{ counts[0..names.len], counts[names.len..] };
     @memset(counts, 0);
     var total: u64 = 0;
-    var places = session.calls();
+    var places = session.places();
     while (places.next()) |place| {
         times[place.number] += place.spent.nanoseconds;
         calls[place.number] += place.spent.calls;

@@ -109,20 +109,20 @@ pub const Session = struct {
     }
 
     pub fn forget(session: *Session) void {
-        var places = session.calls();
-        while (places.next()) |place| place.spent = .{};
+        var all = session.places();
+        while (all.next()) |place| place.spent = .{};
     }
 
     /// The places that call kernels, in the program's order.
-    pub fn calls(session: *const Session) Calls {
+    pub fn places(session: *const Session) Places {
         return .{ .frames = session.frames };
     }
 
-    pub const Calls = struct {
+    pub const Places = struct {
         frames: []const frame.Frame,
         at: usize = 0,
 
-        pub fn next(it: *Calls) ?*frame.Call {
+        pub fn next(it: *Places) ?*frame.Call {
             while (it.frames.len > 0) {
                 const made = it.frames[0].calls;
                 while (it.at < made.len) {

@@ -195,13 +195,13 @@ def test_a_profile_counts_the_kernels(forge: Forge, library: Path) -> None:
     for _ in range(3):
         assert forge.run(session, [images(1)], [Array()]) == 0
     calls = []
-    for index in range(forge.c.forge_calls(session)):
-        assert forge.c.forge_call_time(session, index, ctypes.byref(time)) == 0
+    for index in range(forge.c.forge_places(session)):
+        assert forge.c.forge_place_time(session, index, ctypes.byref(time)) == 0
         assert time.name.startswith(b"__tvm_ffi_")
         calls.append(time.calls)
     assert max(calls) >= 3
     assert all(count % 3 == 0 for count in calls)
-    assert forge.c.forge_call_time(session, -1, ctypes.byref(time)) == USAGE
+    assert forge.c.forge_place_time(session, -1, ctypes.byref(time)) == USAGE
     forge.c.forge_stop(session)
     forge.c.forge_close(model)
 

@@ -40,7 +40,7 @@ STREAMED_BYTES = 4
 STORE_CYCLES = 0.5
 """Cycles for each vector of results: reading what is added to it, activation and store."""
 
-TAIL_PENALTY = 0.05
+TAIL_PENALTY = 0.02
 """What a second copy of the inner loop costs beside its own cycles: code, a branch, shorter runs."""
 
 
@@ -167,14 +167,12 @@ class Tile:
 
 @cache
 def choose_tile(
-    machine: Machine, *, pixels: int, vectors: int, steps: int, max_nr: int = 4, even: bool = False,
-    tail_penalty: float = TAIL_PENALTY,
-) -> Tile:  # fmt: skip
+    machine: Machine, *, pixels: int, vectors: int, steps: int, max_nr: int = 4, even: bool = False
+) -> Tile:
     """Return the tile with the fewest cycles for ``pixels`` by ``vectors`` results of ``steps`` multiply-adds each.
 
     ``vectors`` per tile divides ``vectors``; ``pixels`` need not divide: what is left over becomes a smaller tile.
-    Equal costs are decided for the larger tile. ``even`` allows no tail; ``tail_penalty`` is what one costs besides,
-    as a part of all other tiles' steps.
+    Equal costs are decided for the larger tile. ``even`` allows no tail.
     """
     best: tuple[float, Tile] | None = None
     ideal = machine.fma_cycles(pixels * vectors * steps)
@@ -187,7 +185,7 @@ def choose_tile(
                 continue
             cycles = whole * machine.step_cycles(mr, nr)
             if tail:
-                cycles += machine.step_cycles(tail, nr) + tail_penalty * whole * machine.step_cycles(mr, nr)
+                cycles += machine.step_cycles(tail, nr) + TAIL_PENALTY * whole * machine.step_cycles(mr, nr)
             overhead = LATENCY * (whole + bool(tail)) + STORE_CYCLES * pixels * nr
             total = (cycles * steps + overhead) * (vectors // nr)
             if best is None or total <= best[0]:

@@ -12,13 +12,16 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import TensorLoad
+from tvm.ir import Call, TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import detect_linear_equation
 
 from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.codegen.tir.math.vector_math import FUNCTIONS
+
+LONG = 16
+"""Operations from which on a row's vectors are as wide as the CPU has them (a cast to int32, 0.7 of the time)."""
 
 ROW = "forge.row"
 """The annotation of a loop along a row of open length: how many lanes a vector has."""
@@ -29,6 +32,14 @@ def chooses(sch: Schedule, block: SBlockRV) -> bool:
     found: list[Any] = []
     tvm_ffi.structural_walk(sch.get(block).body, [(tirx.Select, found.append)])
     return bool(found)
+
+
+def is_long(sch: Schedule, block: SBlockRV) -> bool:
+    """Return whether a block's value takes many instructions, of which LLVM's vectors take more: they are 256 bits."""
+    found: list[Any] = []
+    kinds = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max, Call)
+    tvm_ffi.structural_walk(sch.get(block).body, [(kind, found.append) for kind in kinds])
+    return len(found) >= LONG
 
 
 def vectorize(sch: Schedule, row: LoopRV, lanes: int) -> None:

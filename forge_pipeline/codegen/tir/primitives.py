@@ -26,7 +26,7 @@ PAD = "pad"
 PACKED = "forge.pack"
 """The annotation of a block that stores results of several pixels together; its value is the lanes of a vector."""
 
-COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos", "fmod", "trunc")}
+COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "pow", "sin", "cos", "fmod")}
 """Functions whose arithmetic is not worth repeating in the code for each pixel of a tile."""
 
 SERIAL_WORK = 16384
@@ -328,7 +328,7 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         if not is_select(sch, block):
             if last is not None:
                 vectorize_short_row(sch, inner, lanes)
-            elif is_costly(sch, block) or open_rows.chooses(sch, block):
+            elif is_costly(sch, block) or open_rows.chooses(sch, block) or open_rows.is_long(sch, block):
                 open_rows.vectorize(sch, inner, lanes)
                 parallel_outside(sch, rest, machine, work)
                 return

@@ -67,6 +67,8 @@ def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] 
 def part_last(sch: Schedule, block: SBlockRV) -> None:
     """Make two axes of the last where neighbours on it come from a few rows in turns, as a pixel shuffle has it."""
     axes = sch.get(block).iter_vars
+    if not axes:
+        return
     last, analyzer = axes[-1], _knowing((axis.var, axis.dom) for axis in axes)
     turns: set[int] = set()
 

@@ -41,9 +41,6 @@ That of halves is three times what `direct` makes of them; F(4 x 4) exceeds it, 
 
 SAMPLED_TILES, SAMPLED_FILTERS = 8, 16
 
-SHORT = 0.01
-"""What a smaller last tile of products costs besides, as a part of the others: it has code of its own."""
-
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
     """Emit the convolution if this is expected to be faster than `direct`, and exact enough; the result is blocked."""
@@ -153,8 +150,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     last = inline_epilogue(sch, primitives.find(sch, NAME))
     extents = Extents.of(sch, last)
     row_block = extents.row_block(machine, extents.channels * machine.item // 4)
-    pixels = row_block * extents.tiles_w
-    tile = choose_tile(machine, pixels=pixels, vectors=extents.oc_blocks, steps=extents.channels, tail_penalty=SHORT)
+    tile = choose_tile(machine, pixels=row_block * extents.tiles_w, vectors=extents.oc_blocks, steps=extents.channels)
     shared, oc_out = schedule_results(sch, last, (), extents, row_block, tile.vectors)
 
     work = extents.multiply_adds // primitives.MULTIPLY_ADDS
