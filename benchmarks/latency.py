@@ -12,13 +12,16 @@ Open extents are EXTENTS', ``--size``'s, a batch of 1, or the first that ONNX Ru
     python -m benchmarks.latency --json latency.json                      # everything, with 1 and with 2 threads
     python -m benchmarks.latency --json latency.json --resume             # what the file lacks
     python -m benchmarks.latency --json latency.json --models kws resnet50 --threads 2
+    python -m benchmarks.latency --threads 1 --runtimes onnxruntime openvino mnn ncnn --svg peers.svg
     python -m benchmarks.latency --models some/detector.onnx other/pose.tflite --size height=320 --runtimes onnxruntime
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -34,6 +37,8 @@ import onnx
 from benchmarks.models import MODELS
 from benchmarks.others import OTHERS, NoFileError
 from benchmarks.turns import EXTENTS, RUNTIMES, Contestant, compare, real_inputs
+from forge_pipeline.evaluation.work import Work, work_of
+from forge_pipeline.runners.peaks import peaks
 
 if TYPE_CHECKING:
     from forge_pipeline.codegen.options import FloatArithmetic
@@ -52,6 +57,8 @@ class Row:
 
     ``error`` is the largest difference from ONNX Runtime's first output, relative to its largest value. ``failed``
     says why a runtime is missing. ``slowest`` are kernels of ours that take most, with their share of the time.
+    ``bound`` is the roofline: the least milliseconds that one core's measured peaks allow, with products summed up
+    directly; None with several threads.
     """
 
     model: str
@@ -63,15 +70,17 @@ class Row:
     error: float | None
     failed: dict[str, str]
     slowest: dict[str, float] = field(default_factory=dict)
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The file that each runtime loads, why one has none, and what they all run on."""
+    """The file that each runtime loads, why one has none, what they all run on, and what that is to compute."""
 
     files: Mapping[str, Path]
     failed: Mapping[str, str]
     inputs: Mapping[str, np.ndarray]
+    work: Work
 
 
 def measure(name: str, prepared: Prepared, threads: int, runs: int, slowest: int = 0) -> Row:
@@ -89,6 +98,7 @@ def measure(name: str, prepared: Prepared, threads: int, runs: int, slowest: int
         error=_error(outputs["ours"], outputs["onnxruntime"]) if {"ours", "onnxruntime"} <= outputs.keys() else None,
         failed={**prepared.failed, **found.failed},
         slowest=_slowest(prepared, threads, slowest) if slowest and "ours" in found.outputs else {},
+        bound=peaks().bound_ms(prepared.work) if threads == 1 else None,
     )
 
 
@@ -178,7 +188,7 @@ def prepare(
     except ForgeError as error:
         del files["ours"]
         failed["ours"] = " ".join(str(error).split())[:200]
-    return Prepared(files=files, failed=failed, inputs=given)
+    return Prepared(files=files, failed=failed, inputs=given, work=work_of(model, given))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -206,6 +216,29 @@ def table(rows: Sequence[Row]) -> str:
     reasons = {(row.model, runtime): reason for row in rows for runtime, reason in row.failed.items()}
     lines += [f"{model}: {runtime} cannot run it: {reason}" for (model, runtime), reason in reasons.items()]
     return "\n".join(lines)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Write a chart: what part of the roofline each runtime reaches, a line a model."""
+    from matplotlib.figure import Figure
+
+    bounds = {row.model: row.bound for row in rows if row.bound is not None}
+    shown = [row for row in rows if row.threads == 1 and row.model in bounds]
+    shown.sort(key=lambda row: bounds[row.model] / row.least.get("ours", math.inf))
+    markers = dict(zip(RUNTIMES, itertools.cycle("os^vDP*X"), strict=False))
+    figure = Figure(figsize=(8, 1 + 0.28 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    for runtime, marker in markers.items():
+        found = [(bounds[row.model] / row.least[runtime], at) for at, row in enumerate(shown) if runtime in row.least]
+        if found:
+            axes.plot(*zip(*found, strict=True), linestyle="none", marker=marker, label=runtime)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(shown)), [row.model for row in shown])
+    axes.set_xlim(left=0)
+    axes.set_xlabel("part of the roofline, one thread")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
 
 
 def _read(path: Path | None) -> dict[tuple[str, int], Row]:
@@ -237,6 +270,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, help="updated after every model; other rows in it are kept")
     parser.add_argument("--resume", action="store_true", help="leave out what the JSON has already")
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name so many of our kernels")
+    parser.add_argument("--svg", type=Path, help="a chart of all runtimes below the roofline, of one thread")
     parser.add_argument("--size", nargs="+", default=[], metavar="EXTENT=SIZE", help="of open extents, by name")
     chosen = parser.parse_args(arguments)
     sizes = EXTENTS | {name: int(size) for name, size in (item.split("=") for item in chosen.size)}
@@ -268,6 +302,8 @@ def main(arguments: Sequence[str]) -> int:
                 if chosen.json:
                     _write(chosen.json, rows, chosen.target)
     print(table([rows[key] for key in wanted]))
+    if chosen.svg:
+        draw([rows[key] for key in wanted], chosen.svg)
     return 0
 
 

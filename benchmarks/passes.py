@@ -142,7 +142,7 @@ def measure(model: onnx.ModelProto, using: dict[str, Tool], *, rounds: int) -> d
         seconds[tool] = time.process_time() - started
     milliseconds = dict.fromkeys(done, 0.0)
     if rounds:
-        fed = generate_inputs(model, exact_interpreter(model), SETTINGS)[0]
+        fed = generate_inputs(model, exact_interpreter(model), SETTINGS).feeds[0]
         run_in = {name: done[name] for name in done if name not in ("verified", "onnxoptimizer")}
         milliseconds |= latencies(run_in, {name: np.asarray(array) for name, array in fed.items()}, rounds)
     return {tool: (len(done[tool].graph.node), seconds[tool], milliseconds[tool]) for tool in done}

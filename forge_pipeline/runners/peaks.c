@@ -109,7 +109,7 @@ int main(void) {
     if (!block) return 1;
     for (size_t at = 0; at < largest; at += 64) block[at] = 1;
     printf("{\"float32\": %.6g, \"int8\": %.6g, \"reading\": {", best(floats), best(bytes));
-    for (size_t size = (size_t)1 << 14; size <= largest; size <<= 2) {
+    for (size_t size = (size_t)1 << 14; size <= largest; size <<= 1) {
         double most = 0;
         for (int turn = 0; turn < 3; turn++) {
             double found = reading((const Words *)block, size);

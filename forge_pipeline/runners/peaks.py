@@ -42,10 +42,13 @@ class Peaks:
         return Peaks(float32=max(self.float32, other.float32), int8=max(self.int8, other.int8), reading=reading)
 
     def bound_ms(self, work: Work) -> float:
-        """Return the least time in milliseconds that ``work`` takes on one core."""
+        """Return the least time in milliseconds that ``work`` takes on one core.
+
+        Its bytes at the rate of the largest block that is no larger: of a larger one, less may be in a cache.
+        """
         computing = work.float_operations / self.float32 + work.byte_operations / self.int8
         sizes = sorted(int(size) for size in self.reading)
-        block = next((size for size in sizes if size >= work.bytes), sizes[-1])
+        block = max((size for size in sizes if size <= work.bytes), default=sizes[0])
         return 1e3 * max(computing, work.bytes / self.reading[str(block)])
 
 

@@ -151,3 +151,26 @@ def test_a_library_of_listed_sizes_alone_takes_each_of_them_where_two_inputs_mus
         np.testing.assert_array_equal(engine(a, a)[0], a + a)
     with pytest.raises(DataError, match="sizes that go together"):
         engine(np.zeros((3, 8), np.float32), np.zeros((3, 4), np.float32))
+
+
+def test_a_batch_that_follows_another_is_no_extent_of_the_entry_for_a_batch_of_one() -> None:
+    """Two rows of `y` for each of `x`: its first axis is worked out from that of `x`."""
+    nodes = [
+        helper.make_node("Concat", ["x", "x"], ["twice"], axis=0),
+        helper.make_node("Concat", ["twice", "y"], ["z"], axis=1),
+        helper.make_node("MatMul", ["z", "w"], ["product"]),
+    ]
+    inputs = [helper.make_tensor_value_info(*row) for row in (("x", 1, ["n", 4]), ("y", 1, ["m", 4]))]
+    outputs = [helper.make_tensor_value_info("product", TensorProto.FLOAT, None)]
+    weights = [numpy_helper.from_array(ROWS[:8, :8], "w")]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    library = build(model, HOST, TILED)
+    assert library.metadata["entries"] == [{"function": "main_of_one", "extents": {"n": 1}}]
+    engine = Engine(library.to_bytes(), threads=1)
+    for n in (1, 3):
+        x, y = ROWS[:n, :4], ROWS[: 2 * n, 4:8]
+        (have,) = engine(x, y)
+        np.testing.assert_allclose(have, np.hstack([np.vstack([x, x]), y]) @ ROWS[:8, :8], rtol=1e-4, atol=1e-5)
+    with pytest.raises(DataError, match="m"):
+        engine(ROWS[:2, :4], ROWS[:3, :4])

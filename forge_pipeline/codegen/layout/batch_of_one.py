@@ -35,13 +35,16 @@ def batch_of_one(
     """Return ``module`` and its computed ``extents`` with the first axis of every input fixed to one where it is
     symbolic, and these axes' names.
 
-    None where there is no such axis, where it cannot be one, and where shapes stay open all the same.
+    An axis that is computed from others follows them. None where there is no axis to fix, where it cannot be one, and
+    where shapes stay open all the same.
     """
+    computed = {name for name, _ in extents or ()}
     first = {}
     for parameter in module["main"].params:
         shape = getattr(parameter.ty, "shape", None)
         axes = list(shape.values or ()) if shape is not None else []
-        if axes and isinstance(axes[0], tirx.Var) and parameter.name != PARAMETER:
+        is_given = axes and isinstance(axes[0], tirx.Var) and axes[0].name not in computed
+        if is_given and parameter.name != PARAMETER:
             first[axes[0]] = 1
     if not first or _is_claimed_to_be_a_number(module, first):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto
@@ -32,9 +32,10 @@ Suits: TypeAlias = Callable[[Mapping[str, int]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeUp:
-    """Inputs that the model runs with, and the sizes of its open extents in them."""
+    """Inputs that the model runs with, what it makes of each, by name, and the sizes of its open extents in them."""
 
     feeds: list[Arrays]
+    results: list[dict[str, Any]]
     sizes: Mapping[str, int]
 
 
@@ -73,19 +74,22 @@ def made_up(
             try:
                 feeds: list[Arrays] = list(_samples(inputs, sizes, tops, top, divisors, kinds))
                 if sizes or free:
-                    check_survival(run, feeds)
-                is_finite = _are_finite(run, feeds)
+                    check_survival(run, feeds if free else feeds[:1])
+                results = [run(feed) for feed in feeds]
             except REFUSALS as error:
                 refusal = refusal or error
                 continue
+            is_finite = _are_finite(results)
             if not is_finite and not kinds.varied:  # a logarithm, a root, a norm, a mean of a length
                 positive: list[Arrays] = [
                     {name: _positive(array, tops.get(name)) for name, array in feed.items()} for feed in feeds
                 ]
                 with suppress(*REFUSALS):
-                    is_finite = _are_finite(run, positive)
-                feeds = positive if is_finite else feeds
-            found = MadeUp(feeds=feeds, sizes=sizes)
+                    other = [run(feed) for feed in positive]
+                    is_finite = _are_finite(other)
+                if is_finite:
+                    feeds, results = positive, other
+            found = MadeUp(feeds=feeds, results=results, sizes=sizes)
             if is_finite:
                 return found
             second = second or found
@@ -145,8 +149,8 @@ def _positive(array: Array, rows: int | None) -> Array:
     return np.maximum(array, 1) if array.dtype.kind in "iu" and (rows is None or rows > 1) else array
 
 
-def _are_finite(run: Interpreter, feeds: Iterable[Arrays]) -> bool:
-    """Whether results of floats are numbers; all feeds are run, so that what refuses one of them is heard."""
-    results = [value for feed in feeds for value in run(feed).values()]
-    floats = [value for value in results if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
+def _are_finite(results: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether results of floats are numbers."""
+    values = [value for result in results for value in result.values()]
+    floats = [value for value in values if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
     return all(bool(np.isfinite(value).all()) for value in floats)

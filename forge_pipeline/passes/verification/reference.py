@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from forge_pipeline.errors import DataError
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.passes.contract import Arrays, VerifySettings
 from forge_pipeline.passes.nodes import attribute
 from forge_pipeline.passes.verification.candidate_sizes import Preferred
-from forge_pipeline.passes.verification.exact import outputs_of
-from forge_pipeline.passes.verification.made_up import Kinds, made_up
+from forge_pipeline.passes.verification.exact import exact_interpreter, outputs_of
+from forge_pipeline.passes.verification.made_up import Kinds, MadeUp, made_up
 
 Outputs = list[Any]
 AMPLIFIED = 8  # how much more rounding passes may add within a model than one unit in its inputs
 ROUNDING = {TensorProto.FLOAT16: 2.0**-10, TensorProto.BFLOAT16: 2.0**-7}
 
 
-def generate_inputs(model: ModelProto, run: Interpreter, settings: VerifySettings) -> list[Arrays]:
-    """Return inputs that the model runs with: sizes and integers are tried until it does."""
+def generate_inputs(model: ModelProto, run: Interpreter, settings: VerifySettings) -> MadeUp:
+    """Return inputs that the model runs with, and what it makes of them: sizes and integers are tried until it does."""
     kinds = Kinds(samples=settings.samples, seed=settings.seed, varied=True)
-    return made_up(model, run, Preferred(given=settings.dims), kinds).feeds
+    return made_up(model, run, Preferred(given=settings.dims), kinds)
 
 
 def with_specials(inputs: Arrays) -> Arrays:
@@ -37,17 +40,30 @@ def with_specials(inputs: Arrays) -> Arrays:
     return changed
 
 
-def noise_of(run: Interpreter, inputs: Sequence[Arrays], outputs: Sequence[Outputs]) -> list[list[float]]:
-    """Return, for each sample and output, AMPLIFIED times what one unit of rounding in the inputs changes.
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """How much rounding a model amplifies: ``outputs`` are what it made of ``inputs``. Run when it is asked for."""
 
-    Neighbouring elements are moved to opposite sides. Samples that are not float, or that the model refuses when
-    moved, have no noise.
-    """
-    noises = []
-    for fed, want in zip(inputs, outputs, strict=True):
-        got = outputs_of(run, {name: _moved(array) for name, array in fed.items()})
-        noises.append([AMPLIFIED * _largest(a, b) for a, b in zip(want, got, strict=True)])
-    return noises
+    model: ModelProto
+    inputs: Sequence[Arrays]
+    outputs: Sequence[Outputs]
+
+    @cached_property
+    def amounts(self) -> list[list[float]]:
+        """Return, for each sample and output, AMPLIFIED times what one unit of rounding in the inputs changes.
+
+        Neighbouring elements are moved to opposite sides. Samples that are not float, or that the model refuses when
+        moved, have no noise.
+        """
+        run = exact_interpreter(self.model)
+        return [self._amounts(run, fed, want) for fed, want in zip(self.inputs, self.outputs, strict=True)]
+
+    def _amounts(self, run: Interpreter, fed: Arrays, want: Outputs) -> list[float]:
+        try:
+            got = outputs_of(run, {name: _moved(array) for name, array in fed.items()})
+        except DataError:
+            return [0.0] * len(want)
+        return [AMPLIFIED * _largest(a, b) for a, b in zip(want, got, strict=True)]
 
 
 def _moved(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ not verified, and the finding says so and why.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +29,9 @@ from forge_pipeline.passes.verification.bisect import first_difference
 from forge_pipeline.passes.verification.compare import METRICS, Difference, MetricFunction, bitwise, close
 from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter, outputs_of, reason
 from forge_pipeline.passes.verification.reference import (
+    Noise,
     Outputs,
     generate_inputs,
-    noise_of,
     short_mantissa,
     with_specials,
 )
@@ -77,7 +78,10 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Verifier:
-    """Holds the inputs, the outputs of the model as it was, and those of the model as the last pass left it."""
+    """Holds the inputs, the outputs of the model as it was, and those of the model as the last pass left it.
+
+    ``specials`` are the latter of an input with NaN and infinities, where the last pass was compared on one.
+    """
 
     settings: VerifySettings
     inputs: list[Arrays] = field(default_factory=list)
@@ -88,7 +92,8 @@ class Verifier:
     metrics: Mapping[str, MetricFunction] = field(default_factory=lambda: dict(METRICS))
     unverified: str | None = None
     rounding: float = 0.0
-    noise: list[list[float]] = field(default_factory=list)
+    noise: Noise | None = None
+    specials: list[Outputs] | None = None
     since: str | None = None
     loads: bool = False
 
@@ -111,9 +116,13 @@ class Verifier:
         verifier.rounding = short_mantissa(model)
         try:
             run = exact_interpreter(model)
-            verifier.inputs = list(inputs) if inputs is not None else generate_inputs(model, run, settings)
-            verifier.original = [outputs_of(run, fed) for fed in verifier.inputs]
-            verifier.noise = noise_of(run, verifier.inputs, verifier.original)
+            if inputs is None:
+                made = generate_inputs(model, run, settings)
+                verifier.inputs = made.feeds
+                verifier.original = [[result[name] for name in run.outputs] for result in made.results]
+            else:
+                verifier.inputs = list(inputs)
+                verifier.original = [outputs_of(run, fed) for fed in verifier.inputs]
             again = [outputs_of(run, fed) for fed in verifier.inputs[:1]]
         except REFUSALS as error:
             verifier.unverified = f"ONNX Runtime does not run the model: {reason(error)}"
@@ -121,6 +130,7 @@ class Verifier:
             verifier.unverified = f"no inputs to run the model with: {error}"
         else:
             verifier.current = verifier.original
+            verifier.noise = Noise(model=model, inputs=verifier.inputs, outputs=verifier.original)
             if any(
                 bitwise(name, a, b).failed
                 for name, a, b in zip(verifier.output_names, verifier.original[0], again[0], strict=True)
@@ -138,6 +148,7 @@ class Verifier:
         if self.unverified is None:
             run = exact_interpreter(model)
             self.current = [outputs_of(run, fed) for fed in self.inputs]
+            self.specials = None
 
     def agrees(self, model: ModelProto) -> bool:
         """Whether ``model`` computes what the original does, within the tolerance of the settings."""
@@ -158,7 +169,7 @@ class Verifier:
             fed = [step.inputs_after(inputs) for inputs in self.inputs]
             self.inputs = [step.inputs_before(inputs) for inputs in fed]
             self.current = self._run(name, self.inputs, before, before)
-            self.noise = noise_of(exact_interpreter(before), self.inputs, self.current)
+            self.noise = Noise(model=before, inputs=self.inputs, outputs=self.current)
         got = self._run(name, fed, before, after)
         comparable = [list(step.outputs_before(outputs)) for outputs in got] if step.changes_interface else got
         if isinstance(how, Unverified):
@@ -167,8 +178,8 @@ class Verifier:
             finding = self._metric(name, how, comparable, before, after)
         else:
             finding = self._difference(name, how, comparable, before, after)
-        if isinstance(how, Equality) and how.specials and not step.changes_interface:
-            self._specials(name, before, after)
+        is_special = isinstance(how, Equality) and how.specials and not step.changes_interface
+        self.specials = self._specials(name, before, after) if is_special else None
         self.inputs, self.current = fed, got
         if step.changes_interface or isinstance(how, Metric | Unverified):
             self.output_names = [value.name for value in after.graph.output]
@@ -211,16 +222,16 @@ class Verifier:
         found = f"output {worst}" + (f"; {cause}" if cause else "")
         raise self._failure(f"pass {name!r}", found, allowed).keep(before, after)
 
-    def _specials(self, name: str, before: ModelProto, after: ModelProto) -> None:
-        """Compare on an input with NaN and infinities too, where the model before runs on one.
+    def _specials(self, name: str, before: ModelProto, after: ModelProto) -> list[Outputs] | None:
+        """Compare on an input with NaN and infinities too, where the model before runs on one; return what came of it.
 
         A detector that finds nothing in it may end in a Reshape that ONNX Runtime refuses.
         """
         fed = [with_specials(inputs) for inputs in self.inputs[:1]]
         try:
-            want = self._run(name, fed, before, before)
+            want = self.specials or self._run(name, fed, before, before)
         except PassVerificationError:
-            return
+            return None
         got = self._run(name, fed, before, after)
         allowed = Tolerance(rtol=self.rounding, atol=0.0) if self.rounding else None
         worst = self._worst(want, got, allowed)
@@ -228,6 +239,7 @@ class Verifier:
             raise self._failure(f"pass {name!r}, with NaN and infinities", f"output {worst}", allowed).keep(
                 before, after
             )
+        return got
 
     def _failure(self, where: str, found: str, allowed: Tolerance | None) -> PassVerificationError:
         rule = "bit by bit" if allowed is None else f"within rtol {allowed.rtol:g} and atol {allowed.atol:g}"
@@ -239,12 +251,18 @@ class Verifier:
         )
 
     def _worst(self, want: list[Outputs], got: list[Outputs], allowed: Tolerance | None) -> Difference | None:
-        differences = [
-            bitwise(name, a, b) if allowed is None else close(name, a, b, allowed, noise if allowed.rtol else 0.0)
-            for wanted, found, noises in zip(want, got, self.noise[: len(want)], strict=True)
-            for name, a, b, noise in zip(self.output_names, wanted, found, noises, strict=True)
+        """Return the largest difference in units of what is allowed, with what the model amplifies where it matters."""
+        pairs = [pair for samples in zip(want, got, strict=True) for pair in zip(*samples, strict=True)]
+        names = self.output_names * len(want)
+        found = [
+            bitwise(name, a, b) if allowed is None else close(name, a, b, allowed)
+            for name, (a, b) in zip(names, pairs, strict=True)
         ]
-        return max(differences, key=lambda difference: (difference.share, difference.max_abs), default=None)
+        if self.noise is not None and allowed is not None and allowed.rtol and any(one.failed for one in found):
+            noises = itertools.chain(*self.noise.amounts[: len(want)])
+            rows = zip(names, pairs, noises, strict=True)
+            found = [close(name, a, b, allowed, noise) for name, (a, b), noise in rows]
+        return max(found, key=lambda difference: (difference.share, difference.max_abs), default=None)
 
     def _metric(self, name: str, how: Metric, got: list[Outputs], before: ModelProto, after: ModelProto) -> Finding:
         function = Registry("metric", self.metrics).pick(how.name, where=f"{name}.verify.metric")
