@@ -279,38 +279,64 @@ pub fn process() i32 {
     return linux.getpid();
 }
 
+pub fn thread() i32 {
+    return linux.gettid();
+}
+
+pub const nowhere: u32 = std.math.maxInt(u32);
+
+/// The CPU that the calling thread is on; nowhere where the system does not say.
+pub fn cpu() u32 {
+    var number = nowhere;
+    _ = linux.syscall3(.getcpu, @intFromPtr(&number), 0, 0);
+    return number;
+}
+
 /// A set of CPUs, a bit for each, as Linux has it on machines that are little endian.
 const CpuSet = [128]u8;
 
-/// The CPUs that the calling thread may use; none where the system does not say.
-fn allowed() CpuSet {
+/// The CPUs that a thread may use, 0 being the calling one; none where the system does not say.
+noinline fn allowed(id: i32) CpuSet {
     var set: CpuSet = @splat(0);
-    _ = linux.syscall3(.sched_getaffinity, 0, set.len, @intFromPtr(&set));
+    _ = linux.syscall3(.sched_getaffinity, @as(u32, @bitCast(id)), set.len, @intFromPtr(&set));
     return set;
 }
 
 /// How many CPUs the calling thread may use.
 pub fn cpus() usize {
     var count: usize = 0;
-    for (allowed()) |byte| count += @popCount(byte);
+    for (allowed(0)) |byte| count += @popCount(byte);
     return @max(1, count);
 }
 
-fn allow(set: CpuSet) bool {
-    return !failed(linux.syscall3(.sched_setaffinity, 0, set.len, @intFromPtr(&set)));
+/// Let a thread use these CPUs alone; 0 is the calling one. Returns whether the system does.
+fn allow(id: i32, set: *const CpuSet) bool {
+    return !failed(linux.syscall3(.sched_setaffinity, @as(u32, @bitCast(id)), set.len, @intFromPtr(set)));
+}
+
+/// Take a CPU away from those of a thread, and give another back, or none: nowhere.
+pub fn exchange(id: i32, taken: u32, given: u32) void {
+    var set = allowed(id);
+    if (given != nowhere) set[given / 8 % set.len] |= bit(given);
+    set[taken / 8 % set.len] &= ~bit(taken);
+    _ = allow(id, &set);
+}
+
+fn bit(number: u32) u8 {
+    return @as(u8, 1) << @intCast(number % 8);
 }
 
 /// Keep the calling thread on one CPU. Returns whether the system lets it.
-pub fn pin(cpu: u32) bool {
+pub fn pin(number: u32) bool {
     var set: CpuSet = @splat(0);
-    if (cpu / 8 >= set.len) return false;
-    set[cpu / 8] = @as(u8, 1) << @intCast(cpu % 8);
-    return allow(set);
+    if (number / 8 >= set.len) return false;
+    set[number / 8] = bit(number);
+    return allow(0, &set);
 }
 
 /// Whether the system lets threads of this process be on a CPU; the calling one stays where it may be.
-pub fn canPin(cpu: u32) bool {
-    const before = allowed();
-    defer _ = allow(before);
-    return pin(cpu);
+pub fn canPin(number: u32) bool {
+    const before = allowed(0);
+    defer _ = allow(0, &before);
+    return pin(number);
 }

@@ -15,6 +15,8 @@ const stack_size = 1 << 20;
 /// most kernels.
 pub const Workspace = struct {
     blocks: [16]Block = @splat(.{}),
+    /// Its worker, as the system numbers threads.
+    thread: i32 = 0,
 
     const Block = struct { memory: platform.Memory = &.{}, taken: bool = false };
 
@@ -73,6 +75,8 @@ pub const Pool = struct {
     spins: u32 = spins_alone,
     threads: u32 = 1,
     handles: [max_threads]std.Thread = undefined,
+    /// The CPU of who woke the workers last, which they keep off.
+    avoided: u32 = platform.nowhere,
     /// Where threads stay, taken in turn, the caller's first; anywhere without.
     cpus: []const u32 = &.{},
     /// One for each thread, the caller's first.
@@ -128,6 +132,16 @@ pub const Pool = struct {
         }
     }
 
+    /// Keep workers, which all sleep, off the caller's CPU: the system may wake one there, where it waits until the
+    /// caller sleeps.
+    fn makeWay(pool: *Pool) void {
+        if (pool.cpus.len != 0 or pool.spins != spins_alone) return;
+        const number = platform.cpu();
+        if (pool.avoided == number) return;
+        for (pool.workspaces[1..]) |*own| platform.exchange(own.thread, number, pool.avoided);
+        pool.avoided = number;
+    }
+
     fn launch(pool: *Pool, run: abi.Task, data: ?*anyopaque, count: u32) bool {
         pool.failed.store(false, .monotonic);
         pool.is_waited_for.store(false, .monotonic);
@@ -138,7 +152,9 @@ pub const Pool = struct {
         const epoch = pool.epoch.load(.monotonic) +% 1;
         pool.ticket.store(@as(u64, epoch) << 32, .release);
         pool.epoch.store(epoch, .seq_cst);
-        if (pool.asleep.load(.seq_cst) != 0) platform.wakeAll(&pool.epoch);
+        const asleep = pool.asleep.load(.seq_cst);
+        if (asleep == pool.threads - 1) pool.makeWay();
+        if (asleep != 0) platform.wakeAll(&pool.epoch);
         pool.claim();
         var turns: u32 = 0;
         while (true) : (turns +|= 1) {
@@ -157,6 +173,7 @@ pub const Pool = struct {
 
 fn worker(pool: *Pool, index: usize) void {
     current = .{ .pool = null, .workspace = &pool.workspaces[index] };
+    pool.workspaces[index].thread = platform.thread();
     if (pool.cpus.len != 0) _ = platform.pin(pool.cpus[index % pool.cpus.len]);
     var seen: u32 = 0;
     while (true) {

@@ -266,6 +266,29 @@ def test_threads_stay_on_the_cpus_that_they_are_given(forge: Forge, library: Pat
     forge.c.forge_close(model)
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_workers_that_are_woken_keep_off_the_cpu_of_the_caller(forge: Forge, library: Path) -> None:
+    everywhere = os.sched_getaffinity(0)
+    before = {task.name for task in Path("/proc/self/task").iterdir()}
+    model = forge.open(library)
+    session = forge.start(model, 2)
+    (worker,) = {int(task.name) for task in Path("/proc/self/task").iterdir() if task.name not in before}
+    try:
+        for here in sorted(everywhere)[:2]:
+            os.sched_setaffinity(0, {here})
+            for _ in range(1000):  # it sleeps where it has had nothing to do for a while
+                assert forge.run(session, [images(4)], [Array()]) == 0
+                if os.sched_getaffinity(worker) == everywhere - {here}:
+                    break
+                time.sleep(0.01)
+            else:
+                pytest.fail(f"a worker on {os.sched_getaffinity(worker)}, called from {here}")
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
 def test_memory_stays_flat(forge: Forge, libraries: Path) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1])

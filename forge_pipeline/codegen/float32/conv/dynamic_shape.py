@@ -16,7 +16,7 @@ from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges import open_edges, skipped_taps
 from forge_pipeline.codegen.tir.edges.edge_tiles import Window
-from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
+from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
 
@@ -50,7 +50,7 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     pixels, vectors = _tile(sch, machine, oc_blocks, steps, widths=(primitives.UNKNOWN**2,))
-    tiles = max(1, machine.l2 // 2 // (4 * steps * pixels))
+    tiles = tiles_of_block(machine, 4 * steps * pixels, oc_blocks // vectors)
     oc_out, oc_in = sch.split(oc, [None, vectors])
     row_block, w_out, w_in = split_blocks(sch, w, tiles, pixels)
     if pixels > 1:

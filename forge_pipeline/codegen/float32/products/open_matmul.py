@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks
+from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
@@ -120,7 +120,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         else:
             primitives.schedule_elementwise(sch, block, machine)
     vectors, steps = primitives.static(sch, column) // machine.lanes, primitives.extent(sch, k) or STEPS
-    m_block, m_out, m_in = _split_rows(sch, machine, m, vectors, steps)
+    m_block, m_out, m_in = _split_rows(sch, machine, m, vectors, steps, primitives.extent(sch, n))
     n_in, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(*leading, m_block, n, m_out, k, m_in, n_in, lane)
     shared = primitives.fuse(sch, [*leading, m_block, n])
@@ -148,13 +148,15 @@ def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
     return machine.lanes * min(divisors(vectors, 4), key=lambda nr: (choose_rows(machine, nr, steps)[0] / nr, -nr))
 
 
-def _split_rows(sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int) -> tuple[LoopRV, LoopRV, LoopRV]:
+def _split_rows(
+    sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int, panels: int | None
+) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Return loops over blocks of rows, tiles and rows; the last tile is moved back where they do not divide."""
     known = primitives.extent(sch, m)
     lengths = ROWS if known is None else (known,)
     rows = most_pixels(sch, choose_rows(machine, vectors, steps, lengths)[1])
     rows = rows if known is None else min(known, rows)
-    tiles = max(1, machine.l2 // 2 // (machine.item * steps * rows))
+    tiles = tiles_of_block(machine, machine.item * steps * rows, panels)
     if known is not None and known % rows == 0:
         tiles = max(divisors(known // rows, tiles))
     m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)

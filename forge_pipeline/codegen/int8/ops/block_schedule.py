@@ -11,7 +11,7 @@ from forge_pipeline.codegen.int8.isa import chain as chains
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, tensorize
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
+from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_ahead
 
@@ -55,7 +55,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     vector, lane = sch.split(column, [None, machine.lanes])
     if is_open:
         mr = most_pixels(sch, mr)
-        m_block, m_out, m_in = split_blocks(sch, m, max(1, machine.l2 // 2 // (steps * SIZE * mr)), mr)
+        tiles = tiles_of_block(machine, steps * SIZE * mr, primitives.extent(sch, panel))
+        m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
         if mr > 1:
             sch.annotate(m_out, TILES, mr)
         sch.annotate(m_out, MARGIN, mr)

@@ -25,7 +25,7 @@ from forge_pipeline.codegen.layout.quantized_values import (
     deferred_result,
 )
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
+from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -219,7 +219,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     is_open = None in extents
     if is_open:
         mr = most_pixels(sch, mr)
-        tiles = max(1, machine.l2 // 2 // (int(extents[-1] or 1) * dot_product(machine).k_inner * mr))
+        size = int(extents[-1] or 1) * dot_product(machine).k_inner * mr
+        tiles = tiles_of_block(machine, size, primitives.extent(sch, panel))
         m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
         if mr > 1:
             sch.annotate(m_out, TILES, mr)

@@ -19,6 +19,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir.machine import Machine
 
 TILES = "forge.tiles"
 """The annotation of a loop over tiles: how many pixels each has."""
@@ -34,6 +35,10 @@ SMALLER = (4, 1)
 those that always fit."""
 
 
+MOST_TILES, FEW_PARTS = 32, 8
+"""What `tiles_of_block` says; blocks of so many tiles took no longer on one thread than those that fill the cache."""
+
+
 def most_pixels(sch: Schedule, pixels: int) -> int:
     """Return how many pixels a tile of ``pixels`` has in the version that is being scheduled."""
     return min(pixels, int((sch.mod["main"].attrs or {}).get(NARROW, pixels)))
@@ -42,6 +47,16 @@ def most_pixels(sch: Schedule, pixels: int) -> int:
 def is_narrow(sch: Schedule) -> bool:
     """Return whether a kernel is being scheduled for less than the smallest tile of several pixels."""
     return most_pixels(sch, SMALLER[0]) == 1
+
+
+def tiles_of_block(machine: Machine, size: int, parts: int | None) -> int:
+    """Return how many tiles of ``size`` bytes a block has that stays in half of the second cache.
+
+    It is MOST_TILES at most where the ``parts`` are few that threads share of a block (None: as many as a call
+    brings): what is small has some blocks, too.
+    """
+    fitting = max(1, machine.l2 // 2 // size)
+    return min(MOST_TILES, fitting) if parts is not None and parts < FEW_PARTS else fitting
 
 
 def split_blocks(sch: Schedule, pixels: LoopRV, tiles: int, tile: int) -> tuple[LoopRV, LoopRV, LoopRV]:

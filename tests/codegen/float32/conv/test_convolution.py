@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests.support.tiled import Shape, assert_same, compiled, kernels_of, model
+from forge_pipeline.codegen.build import build
+from forge_pipeline.target import Target
+from tests.support.tiled import TILED, Shape, assert_same, compiled, kernels_of, model
 
 CONV, TRANSPOSED = "Conv", "ConvTranspose"
 
@@ -198,3 +202,14 @@ def test_what_scales_an_image_by_a_product_is_computed_once(batch: int | str) ->
         helper.make_node("Mul", ["g", "c"], ["y"]),
     ]
     assert_same(model(nodes, {"x": (batch, 32, 6, 6)}, weights), [{"batch": 1}, {"batch": 3}], terms=300)
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v3", "x86-64/v4", "raspberry-pi/5"])
+def test_a_small_image_of_an_open_size_has_work_for_each_of_four_threads(tag: str, tmp_path: Path) -> None:
+    source = convolution(CONV, (1, 64, "height", "width"), (64, 64, 1, 1))
+    build(source, Target.from_tag(tag), TILED, dump=tmp_path)
+    (text,) = (path.read_text() for path in tmp_path.glob("*-schedule.txt"))
+    (kernel,) = (part for part in text.split("@T.prim_func") if "def fused_conv2d" in part or "def conv2d" in part)
+    (turns,) = re.findall(r"T\.parallel\((.+)\):", kernel)
+    sizes = {"height": 40, "width": 40}
+    assert eval(turns.replace("T.int64", ""), {}, sizes) >= 4
