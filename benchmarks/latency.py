@@ -38,7 +38,7 @@ from benchmarks.models import MODELS
 from benchmarks.others import OTHERS, NoFileError
 from benchmarks.turns import EXTENTS, RUNTIMES, Contestant, compare, real_inputs
 from forge_pipeline.evaluation.work import Work, work_of
-from forge_pipeline.runners.peaks import peaks
+from forge_pipeline.runners.peaks import bound_ms
 
 if TYPE_CHECKING:
     from forge_pipeline.codegen.options import FloatArithmetic
@@ -57,8 +57,8 @@ class Row:
 
     ``error`` is the largest difference from ONNX Runtime's first output, relative to its largest value. ``failed``
     says why a runtime is missing. ``slowest`` are kernels of ours that take most, with their share of the time.
-    ``bound`` is the roofline: the least milliseconds that one core's measured peaks allow, with products summed up
-    directly; None with several threads.
+    ``bound`` is the roofline: the least milliseconds that one core's measured peaks allow in float32, with products
+    summed up directly; None with several threads or another arithmetic.
     """
 
     model: str
@@ -75,30 +75,30 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The file that each runtime loads, why one has none, what they all run on, and what that is to compute."""
+    """The file that each runtime loads, why one has none, what all run on, and what that is to compute in float32."""
 
     files: Mapping[str, Path]
     failed: Mapping[str, str]
     inputs: Mapping[str, np.ndarray]
-    work: Work
+    work: Work | None
 
 
 def measure(name: str, prepared: Prepared, threads: int, runs: int, slowest: int = 0) -> Row:
     """Compare the runtimes that have a file; ``slowest``: how many of our kernels to name."""
     contestants = {runtime: Contestant(runtime=runtime, model=model) for runtime, model in prepared.files.items()}
     found = compare(contestants, prepared.inputs, threads=threads, runs=runs)
-    outputs = found.outputs
+    outputs, least = found.outputs, found.least()
     return Row(
         model=name,
         threads=threads,
         runs=found.runs,
-        least=found.least(),
+        least=least,
         median=found.median(),
         ratio=found.ratios("ours"),
         error=_error(outputs["ours"], outputs["onnxruntime"]) if {"ours", "onnxruntime"} <= outputs.keys() else None,
         failed={**prepared.failed, **found.failed},
         slowest=_slowest(prepared, threads, slowest) if slowest and "ours" in found.outputs else {},
-        bound=peaks().bound_ms(prepared.work) if threads == 1 else None,
+        bound=bound_ms(prepared.work, min(least.values())) if threads == 1 and prepared.work and least else None,
     )
 
 
@@ -188,7 +188,9 @@ def prepare(
     except ForgeError as error:
         del files["ours"]
         failed["ours"] = " ".join(str(error).split())[:200]
-    return Prepared(files=files, failed=failed, inputs=given, work=work_of(model, given))
+    return Prepared(
+        files=files, failed=failed, inputs=given, work=work_of(model, given) if arithmetic == "float32" else None
+    )
 
 
 def table(rows: Sequence[Row]) -> str:

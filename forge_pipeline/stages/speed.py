@@ -81,7 +81,7 @@ def roofline(
 ) -> dict[str, Value]:
     """Return what of the least time this machine's peaks explain, or why that is not known."""
     from forge_pipeline.evaluation.work import work_of
-    from forge_pipeline.runners.peaks import peaks
+    from forge_pipeline.runners.peaks import bound_ms
 
     least = speed.get("latency_min_ms")
     if not isinstance(least, float):
@@ -91,12 +91,9 @@ def roofline(
     work = work_of(model, feed)
     try:
         with quiet():
-            known = peaks()
-            if known.bound_ms(work) > least:
-                known = peaks(again=True)
+            bound = bound_ms(work, least)
     except ForgeError as error:
         return {"no_roofline": f"the peaks of this machine are not known: {error.found}"}
-    bound = known.bound_ms(work)
     return {
         "float_operations": work.float_operations,
         "int8_operations": work.byte_operations,

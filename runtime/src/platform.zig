@@ -295,7 +295,8 @@ pub fn cpu() u32 {
 /// A set of CPUs, a bit for each, as Linux has it on machines that are little endian.
 const CpuSet = [128]u8;
 
-/// The CPUs that a thread may use, 0 being the calling one; none where the system does not say.
+/// The CPUs that a thread may use, 0 being the calling one; none where the system does not say. In one place, not where
+/// it is called: a set is large.
 noinline fn allowed(id: i32) CpuSet {
     var set: CpuSet = @splat(0);
     _ = linux.syscall3(.sched_getaffinity, @as(u32, @bitCast(id)), set.len, @intFromPtr(&set));

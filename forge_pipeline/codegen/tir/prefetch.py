@@ -24,7 +24,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import primitives, rewriting
-from forge_pipeline.codegen.tir.edges.last_tiles import ROW
+from forge_pipeline.codegen.tir.edges import last_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 
 ASKS = "forge.asks"
@@ -58,6 +58,7 @@ def ask_for_next(sch: Schedule, tiles: LoopRV, machine: Machine, most: int | Non
     """
     if machine.arch == "x86_64":
         sch.annotate(tiles, ASKS, most or primitives.extent(sch, tiles) or TYPICAL)
+        last_tiles.mark(sch, tiles)
 
 
 def ask_ahead(sch: Schedule, steps: LoopRV, machine: Machine) -> None:
@@ -83,7 +84,7 @@ def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return mutator.default_mutate(loop)
         panel = _panel(loop, around.get(loop.loop_var), weights)
         body = loop.body if panel is None else panel.asked_for_in(loop)
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations={**notes, ROW: True})
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)]))
 

@@ -50,7 +50,7 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     pixels, vectors = _tile(sch, machine, oc_blocks, steps, widths=(primitives.UNKNOWN**2,))
-    tiles = tiles_of_block(machine, 4 * steps * pixels, oc_blocks // vectors)
+    tiles = tiles_of_block(machine, 4 * steps * pixels, [primitives.extent(sch, n), oc_blocks // vectors])
     oc_out, oc_in = sch.split(oc, [None, vectors])
     row_block, w_out, w_in = split_blocks(sch, w, tiles, pixels)
     if pixels > 1:

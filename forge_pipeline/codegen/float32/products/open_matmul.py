@@ -120,7 +120,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         else:
             primitives.schedule_elementwise(sch, block, machine)
     vectors, steps = primitives.static(sch, column) // machine.lanes, primitives.extent(sch, k) or STEPS
-    m_block, m_out, m_in = _split_rows(sch, machine, m, vectors, steps, primitives.extent(sch, n))
+    m_block, m_out, m_in = _split_rows(
+        sch, machine, m, vectors, steps, [primitives.extent(sch, loop) for loop in (*leading, n)]
+    )
     n_in, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(*leading, m_block, n, m_out, k, m_in, n_in, lane)
     shared = primitives.fuse(sch, [*leading, m_block, n])
@@ -149,14 +151,14 @@ def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
 
 
 def _split_rows(
-    sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int, panels: int | None
+    sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int, parts: Sequence[int | None]
 ) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Return loops over blocks of rows, tiles and rows; the last tile is moved back where they do not divide."""
     known = primitives.extent(sch, m)
     lengths = ROWS if known is None else (known,)
     rows = most_pixels(sch, choose_rows(machine, vectors, steps, lengths)[1])
     rows = rows if known is None else min(known, rows)
-    tiles = tiles_of_block(machine, machine.item * steps * rows, panels)
+    tiles = tiles_of_block(machine, machine.item * steps * rows, parts)
     if known is not None and known % rows == 0:
         tiles = max(divisors(known // rows, tiles))
     m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)

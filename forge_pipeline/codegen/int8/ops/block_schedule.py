@@ -55,7 +55,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     vector, lane = sch.split(column, [None, machine.lanes])
     if is_open:
         mr = most_pixels(sch, mr)
-        tiles = tiles_of_block(machine, steps * SIZE * mr, primitives.extent(sch, panel))
+        tiles = tiles_of_block(machine, steps * SIZE * mr, [primitives.extent(sch, panel)])
         m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
         if mr > 1:
             sch.annotate(m_out, TILES, mr)

@@ -220,7 +220,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     if is_open:
         mr = most_pixels(sch, mr)
         size = int(extents[-1] or 1) * dot_product(machine).k_inner * mr
-        tiles = tiles_of_block(machine, size, primitives.extent(sch, panel))
+        tiles = tiles_of_block(machine, size, [primitives.extent(sch, loop) for loop in (*leading, panel)])
         m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
         if mr > 1:
             sch.annotate(m_out, TILES, mr)

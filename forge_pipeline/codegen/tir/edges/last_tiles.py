@@ -25,7 +25,7 @@ ROW = "forge.row_of_tiles"
 
 
 def mark(sch: Schedule, tiles: LoopRV) -> None:
-    """Mark a loop over tiles for `part`; those that ask for weights are marked as they do."""
+    """Mark a loop over tiles for `part`."""
     sch.annotate(tiles, ROW, True)
 
 
