@@ -75,6 +75,7 @@ SHARED = (
     "-O2",
     "--hash-style=gnu",
     "--gc-sections",
+    "--icf=all",
     "-z",
     "now",
     "-z",

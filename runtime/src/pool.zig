@@ -9,6 +9,9 @@ const Counter = std.atomic.Value(u32);
 
 pub const max_threads = 64;
 const spins_alone = 2000; // about 50 microseconds
+const tried = 4; // runs with all threads, then as many with one
+const cycle = 1024; // runs from one trial to the next
+const long = 500_000; // nanoseconds of a run that has all threads without a trial
 const stack_size = 1 << 20;
 
 /// Memory that one thread's kernels take and give many times in a run; kept, as mapping fresh pages costs more than
@@ -75,6 +78,14 @@ pub const Pool = struct {
     spins: u32 = spins_alone,
     threads: u32 = 1,
     handles: [max_threads]std.Thread = undefined,
+    /// What a short run takes with all threads, and with the caller alone: to wake another may take longer than it saves.
+    least: [2]u64 = @splat(0),
+    /// Runs since the trial began.
+    runs: u32 = 0,
+    /// How often runs have been long of late.
+    heat: u8 = 0,
+    is_alone: bool = false,
+    began: u64 = 0,
     /// The CPU of who woke the workers last, which they keep off.
     avoided: u32 = platform.nowhere,
     /// Where threads stay, taken in turn, the caller's first; anywhere without.
@@ -111,6 +122,31 @@ pub const Pool = struct {
         for (pool.workspaces) |*workspace| workspace.free();
         std.heap.page_allocator.free(pool.workspaces);
         pool.workspaces = &.{};
+    }
+
+    /// Before each run: choose whether it has all threads.
+    pub fn begin(pool: *Pool) void {
+        if (pool.threads == 1) return;
+        if (pool.runs == 0) pool.least = @splat(std.math.maxInt(u64));
+        pool.is_alone = if (pool.runs < 2 * tried) pool.runs >= tried else pool.least[1] < pool.least[0];
+        pool.began = platform.now(.wall);
+    }
+
+    /// After each run.
+    pub fn end(pool: *Pool) void {
+        if (pool.threads == 1) return;
+        const took = platform.now(.wall) -% pool.began;
+        const least = &pool.least[@intFromBool(pool.is_alone)];
+        if (pool.runs < 2 * tried) least.* = @min(least.*, took);
+        pool.runs = (pool.runs + 1) % cycle;
+        if (took < long) {
+            pool.heat -|= 1;
+            return;
+        }
+        pool.heat +|= 8;
+        if (pool.heat < 16) return; // the system took the CPU away for a while
+        pool.least = .{ 0, 0 };
+        pool.runs = 2 * tried;
     }
 
     fn claim(pool: *Pool) void {
@@ -208,7 +244,7 @@ pub fn enter(context: Context) Context {
 /// `__TVMBackendParallelLaunch`.
 pub fn parallelLaunch(run: abi.Task, data: ?*anyopaque, wanted: c_int) callconv(.c) c_int {
     const pool = current.pool;
-    const threads: u32 = if (pool) |p| p.threads else 1;
+    const threads: u32 = if (pool) |p| if (p.is_alone) 1 else p.threads else 1;
     const count: u32 = if (wanted <= 0) threads else @intCast(wanted);
     if (threads > 1 and count > 1) {
         current.pool = null;

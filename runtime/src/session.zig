@@ -171,6 +171,8 @@ pub const Session = struct {
         const before = pool.enter(.{ .pool = &session.threads, .workspace = &session.threads.workspaces[0] });
         defer _ = pool.enter(before);
         errdefer for (session.threads.workspaces) |*workspace| workspace.reset();
+        session.threads.begin();
+        defer session.threads.end();
         if (session.blocks) |*blocks| return session.runBlocks(blocks, inputs, outputs, is_same);
         const ready = for (session.frames) |*candidate| {
             if (candidate.function.suits(session.extents)) break candidate;

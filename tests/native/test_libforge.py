@@ -276,15 +276,37 @@ def test_workers_that_are_woken_keep_off_the_cpu_of_the_caller(forge: Forge, lib
     try:
         for here in sorted(everywhere)[:2]:
             os.sched_setaffinity(0, {here})
-            for _ in range(1000):  # it sleeps where it has had nothing to do for a while
+            for _ in range(3000):  # it sleeps where it has had nothing to do for a while; short runs seldom wake it
                 assert forge.run(session, [images(4)], [Array()]) == 0
                 if os.sched_getaffinity(worker) == everywhere - {here}:
                     break
-                time.sleep(0.01)
+                time.sleep(0.001)
             else:
                 pytest.fail(f"a worker on {os.sched_getaffinity(worker)}, called from {here}")
     finally:
         os.sched_setaffinity(0, everywhere)
+    forge.c.forge_stop(session)
+    forge.c.forge_close(model)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+@pytest.mark.parametrize(("batch", "runs", "wakes"), [(1, 500, range(100)), (400, 50, range(45, 1000))])
+def test_short_runs_seldom_wake_a_worker_and_long_ones_do(
+    forge: Forge, library: Path, batch: int, runs: int, wakes: range
+) -> None:
+    before = {task.name for task in Path("/proc/self/task").iterdir()}
+    model = forge.open(library)
+    session = forge.start(model, 2)
+    (worker,) = (task for task in Path("/proc/self/task").iterdir() if task.name not in before)
+
+    def slept() -> int:
+        return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", (worker / "status").read_text(), re.M)[0])
+
+    given, start = images(batch), slept()
+    for _ in range(runs):
+        assert forge.run(session, [given], [Array()]) == 0
+        time.sleep(0.002)
+    assert slept() - start in wakes
     forge.c.forge_stop(session)
     forge.c.forge_close(model)
 
