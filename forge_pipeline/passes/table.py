@@ -79,6 +79,12 @@ PASSES = Registry(
         "fuse-hardswish": _row(
             "fusion.activations", "FuseHardSwish", "fusion", "x * relu6(x + 3) / 6 -> HardSwish (set 14)"
         ),
+        "merge-linear": _row(
+            "fusion.linear", "MergeLinear", "linear", "linear operators in a row, where one is less work"
+        ),
+        "mix-before-resize": _row(
+            "fusion.linear", "MixBeforeResize", "linear", "pointwise Conv before Resize, Concat into Add"
+        ),
         "fuse-layernorm": _row(
             "fusion.normalization", "FuseLayerNorm", "fusion", "-> LayerNormalization (operator set 17)"
         ),

@@ -17,7 +17,7 @@ STAGES = Registry(
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
-                name="fold", version=8, takes={"model": "load"}, gives="model",
+                name="fold", version=9, takes={"model": "load"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/fold",
             ),
             Stage(

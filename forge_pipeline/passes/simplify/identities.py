@@ -91,9 +91,11 @@ def _concat(graph: Graph, node: NodeProto) -> str | None:
 
 
 def _resize(graph: Graph, node: NodeProto) -> str | None:
-    """Resize by a scale of exactly one everywhere, by a rule that maps a pixel onto itself."""
+    """Resize by a scale of exactly one everywhere, or to the size that is there, by a rule that keeps each pixel."""
     if attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         return None
+    if len(node.input) > 3 and node.input[3]:
+        return _same_shape(graph, node)
     scales = graph.array(node.input[-1]) if len(node.input) in (2, 3) and node.input[-1] else None
     if is_op(node, "Resize") and graph.opset() == 10 and len(node.input) == 2:
         scales = graph.array(node.input[1])

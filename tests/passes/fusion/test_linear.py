@@ -1,0 +1,197 @@
+"""Linear operators in a row, and pointwise convolutions behind images that were enlarged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+BOTH = ({"repeat": ["mix-before-resize", "merge-linear"]},)
+
+
+def _normal(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def _resize(name: str, result: str, sizes: str = "", scales: str = "", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node("Resize", [name, "", scales, sizes], [result], **{"mode": "linear"} | attributes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_convolution_or_product_and_one_that_mixes_its_channels_are_one(
+    data: st.DataObject, model: Any, run_passes: Any, operators: Any
+) -> None:
+    channels, inner, outer = (data.draw(st.integers(1, 6)) for _ in range(3))
+    kernel, pad = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1))
+    biases = data.draw(st.tuples(st.booleans(), st.booleans()))
+    constants = {"v": _normal(inner, channels, kernel, kernel), "w": _normal(outer, inner, 1, 1)}
+    inputs = [["x", "v"], ["c", "w"]]
+    for own, name, size, has_bias in zip(inputs, ("a", "b"), (inner, outer), biases, strict=True):
+        if has_bias:
+            constants[name] = _normal(size)
+            own.append(name)
+    nodes = [
+        helper.make_node("Conv", inputs[0], ["c"], pads=[pad] * 4, strides=[data.draw(st.integers(1, 2))] * 2),
+        helper.make_node("Conv", inputs[1], ["y"]),
+    ]
+    outcome = run_passes(model(nodes, {"x": [2, channels, 7, 7]}, ["y"], constants), *BOTH)
+    first = channels * kernel * kernel
+    assert operators(outcome.model) == ["Conv"] * (1 if first * outer < first * inner + inner * outer else 2)
+    assert outcome.unverified == {}
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+@pytest.mark.parametrize("biases", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_tokens_that_become_an_image_are_multiplied_once(
+    batch: int | str, biases: str, axis: int, model: Any, run_passes: Any, operators: Any
+) -> None:
+    constants = {"v": _normal(8, 6), "w": _normal(5, 6, 1, 1), "s": np.array([axis, 6, 3, -1 if axis == 0 else 4])}
+    constants |= {name: _normal(6 if name == "a" else 5) for name in biases}
+    tokens = "p" if "a" in biases else "m"
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["m"]),
+        *([helper.make_node("Add", ["a", "m"], ["p"])] if "a" in biases else []),
+        helper.make_node("Transpose", [tokens], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Reshape", ["t", "s"], ["i"]),
+        helper.make_node("Conv", ["i", "w", *(["b"] if "b" in biases else [])], ["y"]),
+    ]
+    outcome = run_passes(model(nodes, {"x": [batch, 12, 8]}, ["y"], constants), *BOTH)
+    assert operators(outcome.model) == ["MatMul", *(["Add"] if biases else []), "Transpose", "Reshape"]
+    assert outcome.unverified == {}
+
+
+def test_products_in_a_row_are_one_whatever_rows_are_called_between(
+    model: Any, run_passes: Any, operators: Any
+) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "u"], ["a"]),
+        helper.make_node("Reshape", ["a", "s"], ["b"]),
+        helper.make_node("MatMul", ["b", "v"], ["c"]),
+        helper.make_node("Add", ["c", "p"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["y"]),
+    ]
+    constants = {"u": _normal(4, 8), "v": _normal(8, 8), "w": _normal(8, 3), "p": _normal(1, 8), "s": np.array([-1, 8])}
+    outcome = run_passes(model(nodes, {"x": [2, 3, 4]}, ["y"], constants), *BOTH)
+    assert sorted(operators(outcome.model)) == ["Add", "MatMul", "Reshape"]
+    assert outcome.unverified == {}
+
+
+@pytest.mark.parametrize(
+    ("between", "weight", "extra"),
+    [
+        pytest.param([], (2, 8), [], id="fewer channels between than around"),
+        pytest.param([("Relu", ["a"], ["b"], {})], (8, 8), [], id="not linear"),
+        pytest.param([("Add", ["a", "rows"], ["b"], {})], (8, 8), [], id="a row is no bias"),
+        pytest.param([("Reshape", ["a", "s"], ["b"], {})], (4, 8), [], id="channels are parted"),
+        pytest.param([], (8, 8), ["a"], id="an output between"),
+    ],
+)
+def test_what_is_no_row_or_no_gain_stays(
+    between: list[Any], weight: tuple[int, int], extra: list[str], model: Any, run_passes: Any, operators: Any
+) -> None:
+    inner = weight[0] if not any(entry[0] == "Reshape" for entry in between) else 8
+    nodes = [helper.make_node("MatMul", ["x", "v"], ["a"])]
+    nodes += [helper.make_node(op, inputs, outputs, **attributes) for op, inputs, outputs, attributes in between]
+    nodes.append(helper.make_node("MatMul", [nodes[-1].output[0], "w"], ["y"]))
+    constants = {"v": _normal(8, inner), "w": _normal(*weight), "rows": _normal(6, 1), "s": np.array([12, 4])}
+    made = model(nodes, {"x": [6, 8]}, ["y", *extra], constants)
+    assert operators(run_passes(made, *BOTH).model) == operators(made)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_pointwise_convolution_comes_before_what_enlarges_its_image(
+    data: st.DataObject, model: Any, run_passes: Any, operators: Any
+) -> None:
+    opset = data.draw(st.sampled_from([11, 13, 17, 18, 20]))
+    batch = data.draw(st.sampled_from([1, 2] if opset < 18 else [2, "batch"]))
+    attributes = data.draw(
+        st.sampled_from(
+            [
+                {"mode": "linear", "coordinate_transformation_mode": "half_pixel"},
+                {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+                {"mode": "cubic", "coordinate_transformation_mode": "half_pixel"},
+                {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+            ]
+        )
+    )
+    constants = {"w": _normal(3, 5, 1, 1), "b": _normal(3), "none": np.zeros(0, np.float32)}
+    if data.draw(st.booleans()) or batch == "batch":
+        constants["factors"] = np.array([1, 1, 2, 3], np.float32)
+        resize = helper.make_node("Resize", ["x", "none", "factors"], ["r"], **attributes)
+    else:
+        constants["sizes"] = np.array([batch, 5, 9, 8], np.int64)
+        resize = helper.make_node("Resize", ["x", "none", "none", "sizes"], ["r"], **attributes)
+    biased = data.draw(st.booleans())
+    conv = helper.make_node("Conv", ["r", "w", *(["b"] if biased else [])], ["y"])
+    outcome = run_passes(model([resize, conv], {"x": [batch, 5, 4, 3]}, ["y"], constants, opset=opset), *BOTH)
+    assert operators(outcome.model) == ["Conv", "Resize"]
+    assert outcome.unverified == {}
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("large", [0, 1, 2])
+def test_images_that_were_joined_are_added_up(
+    opset: int, biased: bool, large: int, model: Any, run_passes: Any, operators: Any
+) -> None:
+    sides, inputs, nodes, joint = [2, 4, *[8] * large], {}, [], []
+    widths = [12, 14, *[2 if large == 1 else 20] * large]
+    for index, (side, width) in enumerate(zip(sides, widths, strict=True)):
+        inputs[f"x{index}"] = [1, width, side, side]
+        nodes += [_resize(f"x{index}", f"r{index}", sizes=f"s{index}")] if side != 8 else []
+        joint.append(f"r{index}" if side != 8 else f"x{index}")
+    constants: dict[str, Any] = {f"s{index}": np.array([1, widths[index], 8, 8]) for index in range(2)}
+    constants |= {"w": _normal(5, sum(widths), 1, 1), "b": _normal(5)}
+    nodes.append(helper.make_node("Concat", joint[::-1], ["j"], axis=1))
+    nodes.append(helper.make_node("Conv", ["j", "w", *(["b"] if biased else [])], ["y"]))
+    made = model(nodes, inputs, ["y"], constants, opset=opset)
+    outcome = run_passes(made, "mix-before-resize")
+    found = sorted(operators(outcome.model))
+    if large == 2:
+        assert found == sorted(operators(made))  # more than 0.4 of the work would be left
+        return
+    assert found == ["Add"] * (1 + large) + ["Conv"] * (2 + large) + ["Resize"] * 2
+    assert outcome.unverified == {}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sizes", "weight", "conv"),
+    [
+        pytest.param({}, [1, 5, 2, 2], (3, 5, 1, 1), {}, id="fewer pixels"),
+        pytest.param({}, [1, 5, 8, 8], (9, 5, 1, 1), {}, id="more channels to enlarge"),
+        pytest.param({}, [1, 5, 8, 8], (3, 5, 3, 3), {}, id="neighbours"),
+        pytest.param({}, [1, 5, 8, 8], (3, 5, 1, 1), {"strides": [2, 2]}, id="strides"),
+        pytest.param({}, [1, 5, 8, 8], (3, 5, 1, 1), {"pads": [1] * 4}, id="pads"),
+        pytest.param({}, [1, 5, 8, 8], (5, 1, 1, 1), {"group": 5}, id="groups"),
+        pytest.param({}, [1, 10, 8, 8], (3, 10, 1, 1), {}, id="channels are enlarged"),
+        pytest.param(
+            {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 3.0},
+            [1, 5, 8, 8],
+            (3, 5, 1, 1),
+            {},
+            id="pixels that are made up",
+        ),
+    ],
+)
+def test_a_convolution_stays_behind_another_resize(
+    attributes: dict[str, Any], sizes: list[int], weight: tuple[int, ...], conv: dict[str, Any], model: Any,
+    run_passes: Any, operators: Any,
+) -> None:  # fmt: skip
+    constants = {"w": _normal(*weight), "s": np.array(sizes), "roi": np.array([0, 0, 0, 0, 1, 1, 1.5, 1.5], np.float32)}
+    resize = helper.make_node("Resize", ["x", "roi", "", "s"], ["r"], mode="linear", **attributes)
+    made = model([resize, helper.make_node("Conv", ["r", "w"], ["y"], **conv)], {"x": [1, 5, 4, 4]}, ["y"], constants)
+    assert operators(run_passes(made, *BOTH).model) == ["Resize", "Conv"]
+
+
+def test_a_resize_to_the_size_that_is_there_goes(model: Any, run_passes: Any, operators: Any) -> None:
+    made = model([_resize("x", "r", sizes="s"), helper.make_node("Relu", ["r"], ["y"])], {"x": [1, 3, 4, 4]}, ["y"],
+                 {"s": np.array([1, 3, 4, 4])})  # fmt: skip
+    assert operators(run_passes(made, "remove-identities").model) == ["Relu"]
