@@ -23,7 +23,6 @@ from forge_pipeline.passes.value_types import Shape
 MOST_LEFT = 0.4
 """What part of its multiply-adds a convolution may have left: to add images up takes time too."""
 
-
 MOST_PRODUCTS = 1 << 31
 """To multiply weights by weights: some 4 s."""
 
@@ -32,8 +31,7 @@ MOST_PRODUCTS = 1 << 31
 class MergeLinear(Transformation[NoOptions]):
     """Two linear operators with nothing but a bias and views between them are one, where that multiplies less.
 
-    The second is a MatMul, or a Conv of one pixel; the first a MatMul, or a Conv too. Weights are
-    multiplied in float64.
+    The second is a MatMul, or a Conv of one pixel; the first a MatMul, or any Conv. Weights are multiplied in float64.
     """
 
     def call(self, graph: Graph) -> int:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 
 BOTH = ({"repeat": ["mix-before-resize", "merge-linear"]},)
 
@@ -81,6 +81,18 @@ def test_products_in_a_row_are_one_whatever_rows_are_called_between(
     outcome = run_passes(model(nodes, {"x": [2, 3, 4]}, ["y"], constants), *BOTH)
     assert sorted(operators(outcome.model)) == ["Add", "MatMul", "Reshape"]
     assert outcome.unverified == {}
+
+
+def test_weights_are_multiplied_in_one_order_on_every_machine(model: Any, run_passes: Any) -> None:
+    first, second = _normal(5, 300), _normal(300, 4)
+    nodes = [helper.make_node("MatMul", ["x", "v"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["y"])]
+    outcome = run_passes(model(nodes, {"x": [2, 5]}, ["y"], {"v": first, "w": second}), *BOTH)
+    (made,) = (numpy_helper.to_array(tensor) for tensor in outcome.model.graph.initializer if "merged" in tensor.name)
+    for row, column in np.ndindex(made.shape):
+        total = 0.0
+        for left, right in zip(first[row], second[:, column], strict=True):
+            total += float(left) * float(right)
+        assert made[row, column] == np.float32(total)
 
 
 @pytest.mark.parametrize(
