@@ -201,9 +201,8 @@ class _Part:
 
     name: str
     channels: int
-    pixels: int
-    given: int
-    """Pixels behind the Resize."""
+    share: float
+    """Pixels of what the Resize reads, as a part of those that it gives."""
     resize: NodeProto | None
 
 
@@ -216,10 +215,9 @@ def _mix_before(graph: Graph, node: NodeProto) -> bool:
     parts = [_part(graph, name) for name in (maker.input if is_joint else node.input[:1])]
     known = [part for part in parts if part is not None]
     small = [part for part in known if part.resize is not None]
-    left = sum(part.channels * part.pixels for part in known)
-    whole = sum(part.channels * part.given for part in known)
+    left = sum(part.channels * part.share for part in known)
     too_wide = weight.shape[1] > sum(part.channels for part in small)
-    if len(known) != len(parts) or not small or left > MOST_LEFT * whole or too_wide:
+    if len(known) != len(parts) or not small or left > MOST_LEFT * weight.shape[0] or too_wide:
         return False
     _move_before(graph, node, known, weight)
     for gone in ([maker] if is_joint else []) + [part.resize for part in small if part.resize is not None]:
@@ -228,22 +226,24 @@ def _mix_before(graph: Graph, node: NodeProto) -> bool:
 
 
 def _part(graph: Graph, name: str) -> _Part | None:
-    shape = graph.shape(name)
-    given = _pixels(shape)
-    if shape is None or given is None or not isinstance(shape[1], int):
+    shape, resize = graph.shape(name), graph.producer(name)
+    if shape is None or len(shape) < 3 or not isinstance(shape[1], int):
         return None
-    resize = graph.producer(name)
     if resize is not None and is_op(resize, "Resize") and graph.only_user(name) is not None:
-        pixels = _pixels(graph.shape(resize.input[0]))
-        if pixels is not None and pixels < given and _interpolates(graph, resize):
-            source = str(resize.input[0])
-            return _Part(name=source, channels=shape[1], pixels=pixels, given=given, resize=resize)
-    return _Part(name=name, channels=shape[1], pixels=given, given=given, resize=None)
+        share = _share(graph, resize) if _interpolates(graph, resize) else None
+        if share is not None and share < 1:
+            return _Part(name=str(resize.input[0]), channels=shape[1], share=share, resize=resize)
+    return _Part(name=name, channels=shape[1], share=1.0, resize=None)
 
 
-def _pixels(shape: Shape | None) -> int | None:
-    """Return how many pixels each image has, where that is known."""
-    return _known_product(shape[2:]) if shape is not None and len(shape) > 2 else None
+def _share(graph: Graph, resize: NodeProto) -> float | None:
+    """Return how many pixels a Resize reads for one that it gives, where that is known."""
+    if not _is_sized(graph, resize):
+        scales = graph.array(resize.input[2])
+        return None if scales is None else 1 / float(np.prod(scales))
+    before, after = ((graph.shape(name) or ())[2:] for name in (resize.input[0], resize.output[0]))
+    read, given = _known_product(before), _known_product(after)
+    return read / given if read and given else None
 
 
 def _interpolates(graph: Graph, resize: NodeProto) -> bool:
@@ -256,7 +256,7 @@ def _interpolates(graph: Graph, resize: NodeProto) -> bool:
     axes: list[int] | None = attribute(resize, "axes")
     if axes is not None:
         return min(axis % len(before) for axis in axes) > 1
-    if not _is_sized(resize):
+    if not _is_sized(graph, resize):
         scales = graph.array(resize.input[2])
         return scales is not None and scales.size == len(before) and bool((scales[:2] == 1).all())
     is_same = None not in before[:2] and before[:2] == after[:2]
@@ -264,9 +264,10 @@ def _interpolates(graph: Graph, resize: NodeProto) -> bool:
     return is_same and is_stretched and (graph.opset() >= 18 or isinstance(after[0], int))
 
 
-def _is_sized(resize: NodeProto) -> bool:
-    """Whether sizes say what a Resize gives, and not scales."""
-    return len(resize.input) > 3 and bool(resize.input[3])
+def _is_sized(graph: Graph, resize: NodeProto) -> bool:
+    """Whether sizes say what a Resize gives, and not scales, which are empty then, or the other way round."""
+    sizes = graph.array(resize.input[3]) if len(resize.input) > 3 else None
+    return len(resize.input) > 3 and bool(resize.input[3]) and (sizes is None or sizes.size > 0)
 
 
 def _move_before(graph: Graph, node: NodeProto, parts: Sequence[_Part], weight: Array) -> None:
@@ -304,7 +305,7 @@ def _enlarged(graph: Graph, resize: NodeProto, name: str, channels: int, hint: s
     """Add a Resize like ``resize`` of an image with other channels."""
     moved = clone(resize)
     moved.name, moved.input[0], moved.output[0] = "", name, graph.fresh(f"{hint}_enlarged")
-    if attribute(resize, "axes") is None and _is_sized(resize):
+    if attribute(resize, "axes") is None and _is_sized(graph, resize):
         sizes = list(graph.shape(resize.output[0]) or ())
         if graph.opset() >= 18:
             set_attribute(moved, "axes", list(range(2, len(sizes))))

@@ -154,6 +154,25 @@ def test_a_pointwise_convolution_comes_before_what_enlarges_its_image(
     assert outcome.unverified == {}
 
 
+def test_images_of_any_size_that_are_enlarged_by_a_factor_are_mixed_before(
+    model: Any, run_passes: Any, operators: Any
+) -> None:
+    nodes = [
+        _resize("x", "r", scales="f"),
+        helper.make_node("Concat", ["r", "s"], ["j"], axis=1),
+        helper.make_node("Conv", ["j", "w"], ["y"]),
+    ]
+    factors = np.array([1, 1, 2, 2], np.float32)
+    inputs = {"x": ["batch", 9, "height", "width"], "s": ["batch", 1, "twice_height", "twice_width"]}
+    made = model(nodes, inputs, ["y"], {"f": factors, "w": _normal(4, 10, 1, 1)}, opset=13)
+    sizes = VerifySettings(
+        rtol=1e-5, atol=1e-6, samples=4, seed=0, dims={"height": 3, "width": 5, "twice_height": 6, "twice_width": 10}
+    )
+    outcome = run_passes(made, *BOTH, settings=sizes)
+    assert sorted(operators(outcome.model)) == ["Add", "Conv", "Conv", "Resize"]
+    assert outcome.unverified == {}
+
+
 @pytest.mark.parametrize("opset", [13, 18])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("large", [0, 1, 2])
