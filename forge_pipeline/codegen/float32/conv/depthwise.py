@@ -108,13 +108,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     pixels = tile_width(machine, width)
     shares = -(-SHARES * machine.cores // primitives.static(sch, block))
     row_block = max([rows for rows in divisors(height, height) if height // rows >= shares] or [1])
-    h_out, h_in = sch.split(h, [None, row_block])
+    parts = machine.cores if height // row_block % machine.cores == 0 else 1
+    part, h_out, h_in = sch.split(h, [parts, None, row_block])
     w_out, w_in = sch.split(w, [None, pixels])
-    sch.reorder(n, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)
-    work = primitives.product(primitives.extent(sch, loop) for loop in (block, h_out, h_in, w_out, w_in, lane)) * taps
-    shared = primitives.fuse(sch, [n, block, h_out])
+    sch.reorder(n, part, block, h_out, h_in, w_out, kernel_h, kernel_w, w_in, lane)
+    results = primitives.product(primitives.extent(sch, loop) for loop in (part, block, h_out, h_in, w_out, w_in, lane))
+    shared = primitives.fuse(sch, [n, part, block, h_out])  # a core has the rows that it has of what comes before
     sch.reverse_compute_at(last, w_out)
-    primitives.parallel_if_worth(sch, shared, work // TAPS_PER_RESULT)
+    primitives.parallel_if_worth(sch, shared, results * taps // TAPS_PER_RESULT)
     for producer in before:
         if primitives.family_of(sch, producer) == primitives.PAD:
             sch.compute_inline(producer)

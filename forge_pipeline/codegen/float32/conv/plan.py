@@ -10,6 +10,12 @@ from forge_pipeline.codegen.tir.edges import skipped_taps
 from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.machine import STREAMED_BYTES, Machine, Tile, choose_tile, divisors
 
+FOREIGN_BYTES = 4
+"""Bytes that a core gets in a cycle of what another core wrote (measured on a Sapphire Rapids)."""
+
+LIGHT = 4
+"""How many times the weights an image is at least where cores share its rows, and each of them reads all weights."""
+
 SEEN = 0.95
 """The part of the taps that lie on the image for some pixel of a tile, below which it pays to ask for each."""
 
@@ -90,6 +96,8 @@ def _plan(machine: Machine, geometry: Geometry, oc_blocks: int, *, pixels: int, 
     room = machine.room(apart // row_blocks, apart) // 2
     copies = is_pointwise(geometry) and room < image <= machine.l2 // 2
     reading += row_blocks * image / STREAMED_BYTES if copies else 0
+    if row_blocks < machine.cores and row_blocks * image > LIGHT * weights:  # each core reads what the others wrote
+        reading += (machine.cores - 1) * row_blocks * image / FOREIGN_BYTES
     return Plan(
         tile=tile, row_blocks=row_blocks, oc_blocks=oc_blocks, cycles=computing * idle + reading, skips=skips,
         copies=copies,

@@ -111,3 +111,15 @@ def test_a_row_block_is_copied_where_its_channels_share_places_of_the_cache() ->
     for row_blocks in (1, 4, 16):
         chosen = replace(choose_plan(MACHINE, geometry), row_blocks=row_blocks, copies=True)
         np.testing.assert_array_equal(convolved(chosen, geometry, image, weight), expected(geometry, image, weight))
+
+
+def test_cores_share_the_rows_of_an_image_that_is_larger_than_its_weights() -> None:
+    def row_blocks(cores: int, size: int, channels: int) -> int:
+        geometry = Geometry(
+            channels=channels, filters=channels, groups=1, size=(size, size), kernel=(1, 1), strides=(1, 1),
+            padding=(0, 0, 0, 0), dilation=(1, 1),
+        )  # fmt: skip
+        return choose_plan(replace(MACHINE, cores=cores), geometry).row_blocks
+
+    assert [row_blocks(cores, 20, 64) for cores in (1, 2, 4)] == [1, 2, 4]
+    assert [row_blocks(cores, 8, 256) for cores in (1, 2)] == [1, 1]  # to read 256 KB of weights twice costs more
