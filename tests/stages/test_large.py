@@ -50,14 +50,16 @@ def write_model(path: Path) -> Path:
     nodes = [
         helper.make_node("Conv", ["x", "c"], ["c0"], pads=[1, 1, 1, 1]),
         helper.make_node("BatchNormalization", ["c0", *"gbmv"], ["c1"]),
-        helper.make_node("Conv", ["c1", "d"], ["c2"]),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "d"], ["c2"]),
         helper.make_node("BatchNormalization", ["c2", *"gbmv"], ["c3"]),
         helper.make_node("GlobalAveragePool", ["c3"], ["p"]),
         helper.make_node("Flatten", ["p"], ["f"]),
         helper.make_node("Gemm", ["f", "g0"], ["h0"], transB=1),
         helper.make_node("Transpose", ["t"], ["t1"], perm=[1, 0]),
         helper.make_node("MatMul", ["h0", "t1"], ["h1"]),
-        helper.make_node("MatMul", ["h1", "same"], ["h2"]),
+        helper.make_node("Relu", ["h1"], ["r2"]),
+        helper.make_node("MatMul", ["r2", "same"], ["h2"]),
         helper.make_node("Softmax", ["h2"], ["y"]),
     ]
     weights = [weight("c", 160, 3, 3, 3), weight("d", 160, 160, 1, 1), weight("g0", 160, 160), weight("t", 160, 160)]

@@ -38,9 +38,9 @@ class MergeLinear(Transformation[NoOptions]):
         """Merge in order, so that three in a row are one in two steps."""
         changes = 0
         for node in graph.nodes:
-            weight = _mixing(graph, node)
-            chain = _above(graph, node) if weight is not None else None
-            if weight is not None and chain is not None:
+            chain = _above(graph, node) if is_op(node, "Conv", "MatMul") else None
+            weight = _mixing(graph, node) if chain is not None else None  # no other weight is read, as it may be large
+            if chain is not None and weight is not None:
                 changes += _merge(graph, chain, node, weight)
         return changes
 
@@ -59,7 +59,7 @@ class MixBeforeResize(Transformation[NoOptions]):
 
 def _mixing(graph: Graph, node: NodeProto) -> Array | None:
     """Return the (channels in, channels out) that an operator multiplies every pixel or row by."""
-    weight = graph.array(node.input[1]) if is_op(node, "Conv", "MatMul") else None
+    weight = graph.array(node.input[1])
     if weight is None or weight.dtype.kind != "f":
         return None
     if node.op_type == "MatMul":
@@ -207,17 +207,19 @@ class _Part:
 
 
 def _mix_before(graph: Graph, node: NodeProto) -> bool:
-    weight = _mixing(graph, node)
     maker = graph.producer(node.input[0])
-    if weight is None or maker is None or graph.only_user(node.input[0]) is None:
+    if maker is None or graph.only_user(node.input[0]) is None or not is_op(maker, "Concat", "Resize"):
         return False
     is_joint = is_op(maker, "Concat") and attribute(maker, "axis") == 1
     parts = [_part(graph, name) for name in (maker.input if is_joint else node.input[:1])]
     known = [part for part in parts if part is not None]
     small = [part for part in known if part.resize is not None]
+    weight = _mixing(graph, node) if small and len(known) == len(parts) else None
+    if weight is None:
+        return False
     left = sum(part.channels * part.share for part in known)
     too_wide = weight.shape[1] > sum(part.channels for part in small)
-    if len(known) != len(parts) or not small or left > MOST_LEFT * weight.shape[0] or too_wide:
+    if left > MOST_LEFT * weight.shape[0] or too_wide:
         return False
     _move_before(graph, node, known, weight)
     for gone in ([maker] if is_joint else []) + [part.resize for part in small if part.resize is not None]:
