@@ -97,6 +97,7 @@ pub const Pool = struct {
     pub fn start(pool: *Pool, threads: u32) Error!void {
         pool.workspaces = std.heap.page_allocator.alloc(Workspace, threads) catch return message.fail(error.Memory, "memory: expected room for {d} threads, found none\nfix: ask for fewer", .{threads});
         @memset(pool.workspaces, .{});
+        pool.runs = 0;
         if (threads > if (pool.cpus.len != 0) pool.cpus.len else platform.cpus()) pool.spins = 50; // who spins holds a core that another needs
         for (1..threads) |index| {
             pool.handles[index] = std.Thread.spawn(.{ .stack_size = stack_size }, worker, .{ pool, index }) catch {

@@ -97,7 +97,7 @@ def arithmetic(graph: Graph, node: NodeProto) -> tuple[int, Affine] | None:
     if array is None or array.dtype.kind != "f" or rank is None or maker is None:
         return None
     channel = rank - 1 if is_op(maker, "Gemm", "MatMul") else 1
-    entries = _per_channel(array, rank, channel)
+    entries = per_channel(array, rank, channel)
     if entries is None:
         return None
     one, none = np.ones(1), np.zeros(1)
@@ -114,7 +114,7 @@ def arithmetic(graph: Graph, node: NodeProto) -> tuple[int, Affine] | None:
     return (operand, affine) if affine.finite else None
 
 
-def _per_channel(array: Array, rank: int, channel: int) -> Array | None:
+def per_channel(array: Array, rank: int, channel: int) -> Array | None:
     """Return a broadcast constant as a vector over the channels, None where it varies along another axis."""
     if array.ndim > rank or not array.size:
         return None
@@ -181,7 +181,7 @@ def _gemm(graph: Graph, node: NodeProto, affine: Affine) -> bool:
     beta = float(attribute(node, "beta", 1.0))
     scaled = weight.astype(np.float64) * (scale[:, None] if axis == 0 else scale)
     shifted = beta * bias.astype(np.float64) * scale + shift
-    if not _fit(weight, scaled, shifted):
+    if not fit(weight, scaled, shifted):
         return False
     graph.set_input(node, 1, graph.add_constant(scaled.astype(weight.dtype), f"{node.input[1]}_scaled"))
     graph.set_input(node, 2, graph.add_constant(shifted.astype(weight.dtype), f"{node.output[0]}_bias"))
@@ -200,7 +200,7 @@ def _matmul(graph: Graph, node: NodeProto, affine: Affine) -> bool:
         node.op_type = "Gemm"
         return True
     scaled = weight.astype(np.float64) * np.broadcast_to(affine.scale, weight.shape[-1])
-    if not _fit(weight, scaled):
+    if not fit(weight, scaled):
         return False
     graph.set_input(node, 1, graph.add_constant(scaled.astype(weight.dtype), f"{node.input[1]}_scaled"))
     return True
@@ -212,7 +212,7 @@ def _rewire(graph: Graph, node: NodeProto, scaled: Array, weight: Array, affine:
     if bias is None:
         return False
     shifted = np.broadcast_to(bias.astype(np.float64) * affine.scale + affine.shift, channels)
-    if not _fit(weight, scaled, shifted):
+    if not fit(weight, scaled, shifted):
         return False
     if (affine.scale != 1).any():
         graph.set_input(node, 1, graph.add_constant(scaled.astype(weight.dtype), f"{node.input[1]}_scaled"))
@@ -226,7 +226,7 @@ def _per(channels: int, affine: Affine) -> bool:
     return affine.scale.size in (1, channels) and affine.shift.size in (1, channels)
 
 
-def _fit(weight: Array, *arrays: Array) -> bool:
+def fit(weight: Array, *arrays: Array) -> bool:
     """Whether the new weights are finite in the type of the old ones."""
     with np.errstate(over="ignore"):
         return all(bool(np.isfinite(array.astype(weight.dtype)).all()) for array in arrays)
