@@ -3,10 +3,10 @@
 A thread says how large its tiles are, and forgets them, around all of its share of a kernel: LDTILECFG and TILERELEASE
 took 55 ns on a Xeon with AMX, more than ten products of tiles.
 
-The CPU's own prefetcher goes on where it is once on its way in a page of memory, but starts anew with each panel of
-weights, which lies behind the second cache. So the last tile of a panel asks for two lines of each that the next one
-begins with: 10 % of the time of products whose weights are cold (measured). To ask for all of them takes longer, as the
-few lines that a core can wait for are not there for tiles then.
+Weights lie behind the second cache, most often. While a panel multiplies tiles of rows, each of these asks for a share
+of the next panel, beside every step, so that bytes come all the time: ResNet-50 in int8 takes 0.92 of what it takes
+where the last tile alone asks for two lines of each step (measured). All at once takes longer: a core waits for few
+lines, and loads of tiles then find no place.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ TILES: Final = "forge.amx"
 """The annotation of the loop whose turns multiply in tiles."""
 LAST: Final = "forge.amx_last"
 """The annotation of the loop over the tiles of rows that a panel is multiplied by."""
-AHEAD: Final = 2
-"""Lines of a pair of tiles of weights that are asked for."""
+MOST: Final = 7
+"""Lines that are asked for beside a step's products, at most."""
+TURNS: Final = 4
+"""Tiles of rows that any number of them is taken for."""
 
 
 def configure(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -45,7 +47,7 @@ def configure(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def ask_for_next(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a scheduled kernel whose last tile of each panel asks for weights of the next one."""
+    """Return a scheduled kernel whose tiles ask for the weights of the next panel."""
     weights = set(function.params)
 
     def mark(loop: tirx.For, mutator: Any) -> Any:
@@ -60,20 +62,28 @@ def ask_for_next(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _asking(tiles: tirx.For, weights: set[Any], realize: s_tir.SBlockRealize, mutator: Any) -> Any:
-    """Return a block that reads a panel, with prefetches of the next one before it in the last turn of ``tiles``."""
+    """Return a block that reads a panel, with prefetches of a share of the next one, for each turn of ``tiles``."""
     found = next((part.source for part in realize.block.match_buffers if part.source.source in weights), None)
     if found is None:
         return mutator.default_mutate(realize)
     values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
     panel, step, *_ = (rewriting.substitute(part.min, values.get) for part in found.region)
-    rest = [0] * (len(found.region) - 4)
-    lines = (tirx.BufferLoad(found.source, [panel + 1, step, 0, line, *rest]) for line in range(AHEAD))
+    width, words, *rest = (int(part.extent) for part in found.region[2:])
+    turns = int(tiles.extent) if isinstance(tiles.extent, tirx.IntImm) else TURNS
+    share = min(-(-width * words // turns), MOST)
+    first = tiles.loop_var * share
+    places = (
+        [panel + 1, step, (first + line) // words, (first + line) % words, *([0] * len(rest))] for line in range(share)
+    )
     calls = (
         tirx.call_llvm_intrin("void", "llvm.prefetch", tirx.address_of(line), READ, SECOND_CACHE, DATA)
-        for line in lines
+        for line in (tirx.BufferLoad(found.source, place) for place in places)
     )
-    asked = tirx.SeqStmt([tirx.Evaluate(call) for call in calls])
-    return tirx.SeqStmt([tirx.IfThenElse(tiles.loop_var == tiles.extent - 1, asked, None), realize])
+    asked: list[Any] = [tirx.Evaluate(call) for call in calls]
+    if turns * share > width * words:
+        together = tirx.SeqStmt(asked) if share > 1 else asked[0]
+        asked = [tirx.IfThenElse(first < width * words, together, None)]
+    return tirx.SeqStmt([*asked, realize])
 
 
 def _configured(body: Any) -> Any:

@@ -225,7 +225,7 @@ def copy_lines(sch: Schedule, lines: SBlockRV, shared: LoopRV | None, width: int
         sch.compute_at(lines, shared, preserve_unit_loops=True)
     *outer, chunk, row, step = sch.get_loops(lines)
     size = primitives.extent(sch, row)
-    each = width if width and shared is None else ROWS if size is None or size % ROWS == 0 else size
+    each = width or (ROWS if size is None or size % ROWS == 0 else size)
     row_block, row = sch.split(row, [None, each])
     piece, lane = sch.split(step, [None, int(sch.get(lines).annotations[PIECE])])
     inner = [row, chunk] if size is None else [chunk, row]  # to tell pixels of any row apart takes divisions

@@ -1,7 +1,8 @@
 """What a product in tiles is of, bytes or bfloat16, and its tensor intrinsics: clear sums, add products, store sums.
 
 Sums stay in tile registers 0 to 3 from the first to the third; what TVM takes for their memory is never touched. Four
-tiles of sums share two of each operand, so every load serves two products.
+tiles of sums share two of each operand, so every load serves two products. A product follows the load that it waits
+for: with all loads first, weights from the second cache took a tenth longer (measured).
 """
 
 from __future__ import annotations
@@ -139,19 +140,14 @@ def clear(of: Operands, mr: int, nr: int) -> str:
 def add_products(of: Operands, mr: int, nr: int) -> str:
     """Return the name of the intrinsic that adds the products of ``mr`` tiles of rows by ``nr`` of weights."""
     first = ", ".join(["0"] * len(of.packed))
-    body = [
-        _call(TILELOADD, _tile(4 + row), f"T.address_of(A[{row * ROWS}, 0])", f"T.int64({BYTES // of.items}) * apart")
-        for row in range(mr)
-    ]
-    body += [
-        _call(TILELOADD, _tile(6 + column), f"T.address_of(B[{column}, {first}])", f"T.int64({BYTES})")
-        for column in range(nr)
-    ]
-    body += [
-        _call(of.multiply, _tile(row * nr + column), _tile(4 + row), _tile(6 + column))
-        for row in range(mr)
-        for column in range(nr)
-    ]
+    body = []
+    for column in range(nr):
+        body += [_call(TILELOADD, _tile(6 + column), f"T.address_of(B[{column}, {first}])", f"T.int64({BYTES})")]
+        for row in range(mr):
+            if not column:
+                place = f"T.address_of(A[{row * ROWS}, 0])"
+                body += [_call(TILELOADD, _tile(4 + row), place, f"T.int64({BYTES // of.items}) * apart")]
+            body += [_call(of.multiply, _tile(row * nr + column), _tile(4 + row), _tile(6 + column))]
     update = f"C[{{i}}, {{v}}, {{j}}] = C[{{i}}, {{v}}, {{j}}] + {of.term}"
     return _registered(of, "add", mr, nr, "CAB", "C", update, body)
 

@@ -28,7 +28,7 @@ from forge_pipeline.codegen.tir.machine import Machine
 
 WIDTH = "forge.amx_width"
 """The annotation of sums: pixels of a row of results over an image, 0 over a matrix."""
-SMALL = 8
+SMALL = 4
 """The part of the second cache, one of so many, that a block of rows fills beside weights that stay there."""
 STORED_TOGETHER = 4
 """Pixels whose bytes are stored at once."""
@@ -160,7 +160,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     *others, lines = before
     for block in others:
         primitives.schedule_elementwise(sch, block, machine)
-    copy_lines(sch, lines, shared if in_blocks and tiles > of_block else None, 0 if is_open else width)
+    inside = in_blocks and tiles > of_block
+    whole_rows = width and not is_open and not (inside and of_block * ROWS * mr % width)
+    copy_lines(sch, lines, shared if inside else None, width if whole_rows else 0)
     primitives.parallel_if_worth(sch, shared, work)
     sch.annotate(shared, TILES, 1)
     sch.annotate(m_out, LAST, 1)
