@@ -9,7 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule, ScheduleError
 
-from forge_pipeline.codegen.amx import configuration, rows
+from forge_pipeline.codegen.amx import configuration, rows, step_blocks
 from forge_pipeline.codegen.families import FAMILIES, Scheduler
 from forge_pipeline.codegen.float32 import elementwise, fallback, row_reduction
 from forge_pipeline.codegen.float32.conv.winograd import open_size
@@ -54,6 +54,7 @@ REWRITES: tuple[Rewrite, ...] = (
     open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers
     lane_reduction.split_chains,  # sums in lanes where vectors do not divide a row
     half_sums.sum_in_parts,  # sums of halves that are not too long
+    step_blocks.in_blocks,  # few steps by all tiles of rows, then the next
     configuration.ask_for_next,  # the next panel of products in tiles
     configuration.configure,  # threads that multiply in tiles
 )

@@ -70,7 +70,7 @@ def emulated(net: Any, output: str, monkeypatch: pytest.MonkeyPatch) -> Callable
         monkeypatch.setattr(operands, name, meant(getattr(operands, name)))
     monkeypatch.setattr(
         "forge_pipeline.codegen.schedule_kernels.REWRITES",
-        tuple(rewrite for rewrite in REWRITES if rewrite.__name__ != "configure"),
+        tuple(rewrite for rewrite in REWRITES if rewrite.__name__ not in ("configure", "in_blocks")),
     )
     monkeypatch.setattr(Epilogue, "with_bounds", lambda self, *_: self)  # whose stores are instructions of AVX-512
     lowered = lower(import_model(prepare(net.finish(output))), Target.from_tag(AMX), TILES)
@@ -225,12 +225,13 @@ def test_any_number_of_rows_and_pixels_is_multiplied_in_bfloat16() -> None:
             assert 0 < np.abs(run(x)[0] - wanted).max() < 2 * BFLOAT16 * np.abs(wanted).max()
 
 
-def test_the_code_configures_tiles_once_for_a_thread_and_releases_them() -> None:
+def code_of(channels: int) -> list[str]:
+    """Return the instructions with tiles of a convolution of 3 x 3, with the last operand."""
     import tvm
     from tvm import tirx
 
-    net = Net(1, 128, 8, 8)
-    model = net.finish(net.pair(convolution(net, 128, 64, 3, pads=[1] * 4), OUT))
+    net = Net(1, channels, 8, 8)
+    model = net.finish(net.pair(convolution(net, channels, 64, 3, pads=[1] * 4), OUT))
     target = Target.from_tag(AMX)
     module = lower(import_model(prepare(model)), target, TILES).module
     kernels = {
@@ -241,7 +242,11 @@ def test_the_code_configures_tiles_once_for_a_thread_and_releases_them() -> None
     local_buffers.install()
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
         built = tvm.tirx.build(tvm.IRModule(kernels), target.tvm(), local_buffers.PIPELINE)
-    found = re.findall(r"\t(ldtilecfg|tile\w+|tdp\w+)", built.inspect_source("asm"))
+    return re.findall(r"\t(?:ldtilecfg|tile\w+|tdp\w+).*", built.inspect_source("asm"))
+
+
+def test_the_code_configures_tiles_once_for_a_thread_and_releases_them() -> None:
+    found = [line.split()[0] for line in code_of(channels=64)]
     count = {name: found.count(name) for name in found}
     assert count["ldtilecfg"] == count["tilerelease"] == 1
     assert count["tdpbusd"] % 4 == 0  # four tiles of sums share two of each operand
@@ -249,6 +254,12 @@ def test_the_code_configures_tiles_once_for_a_thread_and_releases_them() -> None
     assert count["tilezero"] % 4 == count["tilestored"] % 4 == 0  # LLVM may have the loop over tiles twice
     names = ("ldtilecfg", "tilezero", "tileloadd", "tdpbusd", "tilestored")
     assert (order := [found.index(name) for name in names]) == sorted(order)
+
+
+@pytest.mark.parametrize(("channels", "loads"), [(64, 0), (128, 4)])
+def test_sums_of_many_steps_wait_in_memory_between_blocks(channels: int, loads: int) -> None:
+    sums = [line for line in code_of(channels) if "tileloadd" in line and line[-1] in "0123"]
+    assert len({line[-1] for line in sums}) == loads
 
 
 def test_a_library_with_tiles_says_which_machines_can_run_it() -> None:

@@ -42,6 +42,8 @@ CASES: dict[str, tuple[tuple[int, ...], Callable[[Any], str]]] = {
     ),
     "seven channels": ((2, 7, 9, 12), lambda net: net.pair(convolution(net, 7, 64, 5, pads=[0, 1, 1, 0]), OUT)),
     "more tiles than are a block": ((1, 64, 96, 96), lambda net: net.pair(convolution(net, 64, 32, 1), OUT)),
+    "two blocks of nine steps": ((1, 128, 10, 10), lambda net: net.pair(convolution(net, 128, 48, 3), OUT)),
+    "a matrix of two blocks of eight steps": ((70, 1024), lambda net: product(net, 48)),
     "one after the other": ((1, 64, 8, 8), stacked),
     "a matrix of few rows": ((16, 64), lambda net: product(net, 32)),
     "a batch of matrices": ((2, 30, 200), lambda net: product(net, 80)),
