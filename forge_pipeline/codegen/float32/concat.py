@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, te, tirx
 
-from forge_pipeline.codegen.layout.builder import Graph, shape_of
+from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
 from forge_pipeline.codegen.tir import primitives
 
 NAME = "concat"
 IS_CONCAT = "forge.joins"
 """The attribute of kernels that do nothing but copy their operands, one behind the other, into their result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Images in blocks side by side along ``axis``, each of whole blocks."""
+
+    parts: tuple[Value, ...]
+    axis: int
+
+    @property
+    def channels(self) -> int:
+        """Those of all."""
+        return sum(part.channels for part in self.parts)
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it of floats."""
+        whole = concatenate(graph, [graph.blocked(part) for part in self.parts], axis=self.axis)
+        return Value(blocked=whole, channels=self.channels)
+
+    def halves(self, graph: Graph) -> relax.Expr:
+        """Emit it of numbers in bfloat16, and in it."""
+        return concatenate(graph, [graph.halves(part) for part in self.parts], axis=self.axis)
 
 
 def concatenate(graph: Graph, parts: list[relax.Expr], axis: int) -> relax.Expr:

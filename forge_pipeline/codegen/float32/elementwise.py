@@ -7,7 +7,7 @@ from itertools import pairwise
 from tvm import relax, tirx
 from tvm.s_tir import Schedule
 
-from forge_pipeline.codegen.float32.concat import concatenate
+from forge_pipeline.codegen.float32.concat import Joined, concatenate
 from forge_pipeline.codegen.layout.builder import COMPUTED, Graph, Value, dtype_of, has_known_shape, ints
 from forge_pipeline.codegen.layout.constants import FOLDED_SHAPES, reshaped
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
@@ -93,11 +93,11 @@ def concat(graph: Graph, call: relax.Call) -> Value | None:
     parts = graph.look(call.args[0]).parts
     if parts is None or int(call.attrs.axis) not in (1, -3):
         return None
-    if all(part.constant is None and graph.is_blocked(part) for part in parts) and not any(
+    if all(part.constant is None and graph.comes_blocked(part) for part in parts) and not any(
         part.channels % graph.block(part.channels) for part in parts
     ):
-        whole = concatenate(graph, [part.blocked for part in parts], axis=4 if graph.channels_last else 1)
-        return Value(blocked=whole, channels=sum(part.channels for part in parts))
+        joined = Joined(parts=parts, axis=4 if graph.channels_last else 1)
+        return Value(deferred=joined, channels=joined.channels) if graph.machine.pairs else joined.emit(graph)
     if not has_known_shape(call, rank=4, symbolic_axes=()):
         return None
     return Value(plain=concatenate(graph, [graph.plain(part) for part in parts], axis=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -9,7 +10,7 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.float32.conv.geometry import simplify
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints, shape_of
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "pool"
@@ -20,11 +21,32 @@ UNROLLED = 9
 def window(graph: Graph, call: relax.Call) -> Value | None:
     """Pool in the blocked layout; means without dilation."""
     value, is_largest = graph.look(call.args[0]), call.op.name == "relax.nn.max_pool2d"
-    if not graph.is_blocked(value) or (not is_largest and any(step != 1 for step in ints(call.attrs.dilation))):
+    if not graph.comes_blocked(value) or (not is_largest and any(step != 1 for step in ints(call.attrs.dilation))):
         return None
-    describe = maximum if is_largest else _average
-    pooled = graph.kernel(describe, value.blocked, name="pool", attributes=call.attrs)
+    if is_largest:
+        largest = Largest(image=value, attributes=call.attrs)
+        return Value(deferred=largest, channels=value.channels) if graph.machine.pairs else largest.emit(graph)
+    pooled = graph.kernel(_average, graph.blocked(value), name="pool", attributes=call.attrs)
     return Value(blocked=require_pixels(graph, pooled, call.attrs), channels=value.channels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """The largest of each window of an image in blocks."""
+
+    image: Value
+    attributes: Any
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it of floats."""
+        pooled = graph.kernel(maximum, graph.blocked(self.image), name="pool", attributes=self.attributes)
+        return Value(blocked=require_pixels(graph, pooled, self.attributes), channels=self.image.channels)
+
+    def halves(self, graph: Graph) -> relax.Expr:
+        """Emit it of numbers in bfloat16, and in it."""
+        bits = graph.halves(self.image)
+        pooled = graph.kernel(_maximum_of_halves, bits, name="pool", attributes=self.attributes)
+        return require_pixels(graph, pooled, self.attributes)
 
 
 def require_pixels(graph: Graph, pooled: relax.Expr, attributes: Any) -> relax.Expr:
@@ -110,6 +132,12 @@ def pool_windows(image: te.Tensor, attributes: Any, outside: Any, combine: Any) 
 def maximum(image: te.Tensor, attributes: Any) -> te.Tensor:
     """Describe the largest of each window."""
     return pool_windows(image, attributes, tirx.min_value(image.dtype), te.max)[0]
+
+
+def _maximum_of_halves(bits: te.Tensor, attributes: Any) -> te.Tensor:
+    image = te.compute(bits.shape, lambda *at: bfloat16_pairs.widened(bits(*at)), name="widen")
+    largest = maximum(image, attributes)
+    return te.compute(largest.shape, lambda *at: bfloat16_pairs.rounded(largest(*at)), name="round")
 
 
 def _average(image: te.Tensor, attributes: Any) -> te.Tensor:

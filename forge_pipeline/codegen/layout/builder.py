@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -77,6 +77,14 @@ class Deferred(Protocol):
 
     def emit(self, graph: Graph) -> Value:
         """Emit it, and return it in the form that it comes in."""
+
+
+@runtime_checkable
+class Ordered(Deferred, Protocol):
+    """One in blocked form, of its operands' own numbers: rounding these first gives the same bfloat16."""
+
+    def halves(self, graph: Graph) -> relax.Expr:
+        """Emit it of operands in bfloat16."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,7 +188,9 @@ class Graph:
 
     def halves(self, value: Value) -> relax.Expr:
         """Return the blocked form of an image in bfloat16, which whoever reads the value from now on reads too."""
-        if value.halves is None:
+        if value.halves is None and isinstance(value.deferred, Ordered):
+            value.halves, value.deferred = value.deferred.halves(self), None
+        elif value.halves is None:
             value.halves = self.kernel(_round, self.blocked(value), name="round")
         return value.halves
 
@@ -193,6 +203,10 @@ class Graph:
     def is_blocked(self, value: Value) -> bool:
         """Return whether the value has, or will come in, a blocked form."""
         return self.materialize(value).blocked is not None
+
+    def comes_blocked(self, value: Value) -> bool:
+        """Return whether a value that is deferred comes in blocked form, without asking for it, or another has one."""
+        return isinstance(value.deferred, Ordered) or self.is_blocked(value)
 
     def unchanged(self, call: relax.Call) -> Value:
         """Emit an operator as it is, of operands in plain form."""

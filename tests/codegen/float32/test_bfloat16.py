@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,22 @@ def test_an_image_that_convolutions_read_is_stored_in_bfloat16_and_read_so_by_al
     assert any("widen" in name for name in kernels)
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     np.testing.assert_allclose(engine(x)[0], wanted, rtol=0, atol=2**-7 * np.abs(wanted).max())
+
+
+@is_here
+def test_maxima_and_joins_are_of_what_is_rounded(tmp_path: Path) -> None:
+    net = Net(seed=2)
+    first, second = (net.node("Relu", net.conv("x", 16, 32, kernel)) for kernel in (1, 3))
+    joined = net.node("Concat", first, second, axis=1)
+    largest = net.node("MaxPool", joined, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    model = net.finish((1, 16, 15, 15), net.conv(largest, 64, 32, 3))
+    x = net.random.standard_normal((1, 16, 15, 15)).astype(np.float32)
+    found = Engine(build(model, HERE, PAIRS, dump=tmp_path).to_bytes(), threads=1)(x)[0]
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    assert np.abs(found - wanted).max() < 2e-2 * np.abs(wanted).max()
+    kernels = re.findall(r"def (\w*(?:pool|join)\w*)", next(tmp_path.glob("*-rewrite.txt")).read_text())
+    assert kernels
+    assert not [name for name in kernels if "round" in name]
 
 
 @is_here
