@@ -147,9 +147,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     mr = operands.tiles_of(rows)
     tiles = rows // (ROWS * mr)
     work = panels * rows * nr * parts * chunks * BYTES * LANES
-    held = primitives.product(primitives.extents(sch, before[-1])) * (BYTES // of.items)
+    extents = primitives.extents(sch, before[-1])
+    held, around = primitives.product(extents) * (BYTES // of.items), ((extents[3] or rows) - rows) / (ROWS * mr)
     weights = panels * nr * parts * chunks * BYTES * LANES
-    of_block = tiles if is_open else tiles_of_block(machine, tiles, held // tiles, weights)
+    of_block = tiles if is_open else tiles_of_block(machine, tiles, held, weights, around)
     m_block, m_out, m_in = sch.split(m, [None, of_block, ROWS * mr])
     tile = [v, column] if nr > 1 else [sch.fuse(v, column)]  # loops of one turn are none to what TVM compares
     sch.reorder(*groups, m_block, panel, m_out, part, chunk, m_in, *tile, *word)
@@ -186,14 +187,17 @@ def _found(sch: Schedule) -> tuple[Operands, SBlockRV]:
     )
 
 
-def tiles_of_block(machine: Machine, tiles: int, size: int, weights: int) -> int:
-    """Return how many tiles of rows, each ``size`` bytes of lines, are multiplied by a panel before the next is.
+def tiles_of_block(machine: Machine, tiles: int, lines: int, weights: int, around: float) -> int:
+    """Return how many tiles of rows are multiplied by a panel before the next is; ``lines`` are bytes of all tiles.
 
     Weights that stay in the second cache are read from it for each block, so that lines need little of it; others come
-    from behind it, for as few blocks as lines have room for.
+    from behind it, for as few blocks as lines have room for. Of lines that outweigh the weights each core has its own,
+    where a block is twice the size of what it reads ``around`` it, in tiles.
     """
-    room = machine.l2 // (SMALL if weights <= machine.l2 // 2 else 2) // size
-    return max(count for count in range(1, tiles + 1) if tiles % count == 0 and count <= max(1, room))
+    room = max(1, machine.l2 // (SMALL if weights <= machine.l2 // 2 else 2) * tiles // lines)
+    fitting = [count for count in range(1, tiles + 1) if tiles % count == 0 and count <= room]
+    own = [count for count in fitting if 2 * around <= count <= tiles // machine.cores]
+    return max(own if lines > weights and own else fitting)
 
 
 def _finish(sch: Schedule, last: SBlockRV, tile: LoopRV, width: int, machine: Machine, *, is_open: bool) -> None:
