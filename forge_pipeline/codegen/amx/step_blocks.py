@@ -82,7 +82,6 @@ def _nest(tree: Any) -> tuple[list[tirx.For], Any]:
 
 def _load(store: SBlockRealize) -> SBlockRealize:
     """Return what loads sums from where ``store`` puts them."""
-
     number = llvm_lookup_intrinsic_id(TILESTORED.llvm)
 
     def turned(call: Call) -> Call:
