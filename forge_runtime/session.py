@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +23,10 @@ STAGED_BYTES = 1 << 16
 """Size up to which copying an input costs less than finding out where it lies."""
 PLANS = 8
 """Shapes of calls that are remembered."""
+KEPT = 2
+"""Copies of a large output whose memory is kept for the next."""
+UNUSED = 2
+"""What `sys.getrefcount` says of an array that only a list has: that, and its own argument."""
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -141,7 +146,7 @@ class Plan:
             if code:
                 ctypes.memset(self._made, 0, ctypes.sizeof(self._made))  # some may have been written
                 raise failure(code, self._names)
-            self._copies = [_view(tensor, row).copy for tensor, row in zip(self._outputs, self._made, strict=True)]
+            self._copies = [_copier(_view(tensor, row)) for tensor, row in zip(self._outputs, self._made, strict=True)]
         copies = self._copies
         return [copies[0]()] if len(copies) == 1 else [copy() for copy in copies]
 
@@ -198,6 +203,28 @@ def _view(tensor: Tensor, row: ForgeArray) -> Array:
         return np.empty(shape, tensor.dtype)
     view: Array = np.frombuffer((ctypes.c_uint8 * row.size).from_address(row.data), np.uint8)
     return view.view(tensor.dtype).reshape(shape)
+
+
+def _copier(view: Array) -> Callable[[], Array]:
+    """Return what copies ``view``; a large one into memory of a copy that nobody has any more.
+
+    The system gives fresh memory page by page, which takes as long as several copies. Who calls in a loop has the last
+    result while the next one is made, so there are two. Whatever is made of a result holds it, and with it its memory.
+    """
+    if view.nbytes <= STAGED_BYTES:
+        return view.copy
+    rooms: list[Array] = []
+
+    def copy() -> Array:
+        free = next((index for index in range(len(rooms)) if sys.getrefcount(rooms[index]) == UNUSED), None)
+        if free is None:
+            rooms[KEPT - 1 :] = []
+            rooms.insert(0, np.empty_like(view))
+        room = rooms[free or 0]
+        np.copyto(room, view)
+        return room[...]
+
+    return copy
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

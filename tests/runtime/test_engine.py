@@ -168,6 +168,27 @@ def test_outputs_belong_to_the_caller(engine: Engine, x: np.ndarray) -> None:
     assert first.flags.writeable
 
 
+def test_large_outputs_keep_what_they_have_while_anybody_has_them(engine: Engine) -> None:
+    inputs = [np.full((STAGED_BYTES, 8), value, np.float32) for value in range(6)]
+    wanted = [engine(x)[0].copy() for x in inputs]
+    held = [engine(x)[0][1:, :1].T for x in inputs]  # views of views
+    assert wanted[0].nbytes > STAGED_BYTES
+    for own, other in zip(held, wanted, strict=True):
+        np.testing.assert_array_equal(own, other[1:, :1].T)
+
+
+def test_large_outputs_are_written_where_one_was_that_nobody_has(engine: Engine) -> None:
+    x = np.ones((STAGED_BYTES, 8), np.float32)
+    places = set()
+    for _ in range(8):
+        result = engine(x)[0]  # the last one is there until now
+        places.add(result.__array_interface__["data"][0])
+        assert result.flags.writeable
+        result[...] = np.nan
+    np.testing.assert_array_equal(engine(x)[0], engine(x)[0])
+    assert len(places) <= 3
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_models_loaded_one_after_the_other_are_not_confused(
     sum_libraries: list[Library], order: tuple[int, int]
