@@ -19,16 +19,14 @@ from tvm import s_tir, tirx
 
 from forge_pipeline.codegen.amx.tiles import CONFIGURATION, LDTILECFG, TILERELEASE
 from forge_pipeline.codegen.tir import rewriting
-from forge_pipeline.codegen.tir.prefetch import DATA, READ, SECOND_CACHE
+from forge_pipeline.codegen.tir.prefetch import DATA, READ, SECOND_CACHE, TYPICAL
 
 TILES: Final = "forge.amx"
 """The annotation of the loop whose turns multiply in tiles."""
-LAST: Final = "forge.amx_last"
+PANEL: Final = "forge.amx_panel"
 """The annotation of the loop over the tiles of rows that a panel is multiplied by."""
 MOST: Final = 7
 """Lines that are asked for beside a step's products, at most."""
-TURNS: Final = 4
-"""Tiles of rows that any number of them is taken for."""
 
 
 def configure(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -52,9 +50,9 @@ def ask_for_next(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def mark(loop: tirx.For, mutator: Any) -> Any:
         done = mutator.default_mutate(loop)
-        if LAST not in loop.annotations:
+        if PANEL not in loop.annotations:
             return done
-        notes = {name: note for name, note in loop.annotations.items() if name != LAST}
+        notes = {name: note for name, note in loop.annotations.items() if name != PANEL}
         body = tvm_ffi.structural_mutate(done.body, [(s_tir.SBlockRealize, partial(_asking, loop, weights))])
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
 
@@ -69,7 +67,7 @@ def _asking(tiles: tirx.For, weights: set[Any], realize: s_tir.SBlockRealize, mu
     values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
     panel, step, *_ = (rewriting.substitute(part.min, values.get) for part in found.region)
     width, words, *rest = (int(part.extent) for part in found.region[2:])
-    turns = int(tiles.extent) if isinstance(tiles.extent, tirx.IntImm) else TURNS
+    turns = int(tiles.extent) if isinstance(tiles.extent, tirx.IntImm) else TYPICAL
     share = min(-(-width * words // turns), MOST)
     first = tiles.loop_var * share
     places = (

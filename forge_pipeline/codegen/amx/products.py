@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.amx import few_rows, operands
-from forge_pipeline.codegen.amx.configuration import LAST, TILES
+from forge_pipeline.codegen.amx.configuration import PANEL, TILES
 from forge_pipeline.codegen.amx.lines import MATRIX, PIECE, Taps, copy_lines
 from forge_pipeline.codegen.amx.operands import ALL, Operands, filled, round_up
 from forge_pipeline.codegen.amx.rows import GROUP, IMAGE, Rows, groups_of, is_few
@@ -166,7 +166,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     copy_lines(sch, lines, shared if inside else None, width if whole_rows else 0)
     primitives.parallel_if_worth(sch, shared, work)
     sch.annotate(shared, TILES, 1)
-    sch.annotate(m_out, LAST, 1)
+    sch.annotate(m_out, PANEL, 1)
     if is_open:
         sch.annotate(m_out, GROUP, [rows, ROWS * mr])
         if width:

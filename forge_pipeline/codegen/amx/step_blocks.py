@@ -17,9 +17,9 @@ from tvm.ir import Call
 from tvm.s_tir import SBlockRealize
 from tvm.target.codegen import llvm_lookup_intrinsic_id
 
-from forge_pipeline.codegen.amx.configuration import LAST
+from forge_pipeline.codegen.amx.configuration import PANEL
 from forge_pipeline.codegen.amx.tiles import TILELOADD, TILESTORED
-from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir import primitives, rewriting
 
 INTRINSIC: Final = tvm.ir.Op.get("tirx.call_llvm_intrin")
 SIZES: Final = (8, 9, 10, 7, 6)
@@ -30,7 +30,7 @@ def in_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose products in tiles go block by block where there are two blocks at least."""
 
     def change(loop: tirx.For, mutator: Any) -> Any:
-        return _blocks(loop) if LAST in loop.annotations else mutator.default_mutate(loop)
+        return _blocks(loop) if PANEL in loop.annotations else mutator.default_mutate(loop)
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, change)]))
 
@@ -67,8 +67,8 @@ def _sequence(parts: list[Any]) -> Any:
 
 
 def _adds(part: Any) -> bool:
-    kinds = [int(axis.iter_type) for realize in rewriting.realizes(part) for axis in realize.block.iter_vars]
-    return tirx.IterVar.CommReduce in kinds
+    axes = [axis for realize in rewriting.realizes(part) for axis in realize.block.iter_vars]
+    return any(int(axis.iter_type) == primitives.REDUCTION for axis in axes)
 
 
 def _nest(tree: Any) -> tuple[list[tirx.For], Any]:
