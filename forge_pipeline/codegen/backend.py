@@ -36,6 +36,7 @@ from forge_pipeline.codegen.onnx_import.importer import (
     prepare,
 )
 from forge_pipeline.codegen.onnx_import.recurrent.form import for_vectors
+from forge_pipeline.codegen.program.arguments import unchecked
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.program.listing import listing
 from forge_pipeline.codegen.program.operations import Demands
@@ -158,7 +159,6 @@ def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
     machine, level = work.target.tvm(), max(work.options.opt_level, 1)
     config = {
         **work.pass_config,
-        "tirx.disable_assert": work.options.relocatable,  # such a program is checked here
         "relax.backend.use_cuda_graph": work.target.kind == "cuda",  # launched once, replayed from then on
     }
     with machine, tvm.transform.PassContext(opt_level=level, config=config):
@@ -217,15 +217,17 @@ def generate_code(work: Lowering) -> None:
         if work.device_program is None:
             work.code = _for_gpu(work, machine)
         else:
-            work.code = tvm.tirx.build(_kernels(work.module, work.device_program), machine, local_buffers.PIPELINE)
+            work.code = tvm.tirx.build(_kernels(work, work.device_program), machine, local_buffers.PIPELINE)
     work.workspace = max(sizes, default=0)
     work.stack = deepest(code_text(work)) if work.target.libc == "none" else 0
 
 
-def _kernels(module: tvm.IRModule, program: DeviceProgram) -> tvm.IRModule:
+def _kernels(work: Lowering, program: DeviceProgram) -> tvm.IRModule:
     """Return what ``program`` calls."""
-    called = (item for item in module.functions_items() if SYMBOL + item[0].name_hint in program.kernels)
-    return tvm.IRModule(dict(called), attrs=module.attrs)
+    if not work.options.argument_checks:
+        return unchecked(work.module, program, named=not work.options.relocatable)
+    called = (item for item in work.module.functions_items() if SYMBOL + item[0].name_hint in program.kernels)
+    return tvm.IRModule(dict(called), attrs=work.module.attrs)
 
 
 def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:

@@ -26,6 +26,8 @@ class Options:
     extents, by name, that get functions of their own; ``open_form``: one for any other size is there too.
     ``relocatable``: the code is an object for a linker, not a shared object. ``state``: the output that each input is
     of the call before, which a session keeps, or `auto`; ``state_max``: to how many tokens a cache grows.
+    ``argument_checks``: kernels compare their arguments in every call, and are anybody's to call: for who changes
+    programs, such as a fuzzer.
     """
 
     generator: str
@@ -39,6 +41,7 @@ class Options:
     relocatable: bool = False
     state: Mapping[str, str] | str | None = None
     state_max: int = 2048
+    argument_checks: bool = False
 
     @property
     def computes_or_stores_halves(self) -> bool:

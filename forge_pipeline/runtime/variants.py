@@ -144,7 +144,10 @@ class _Weights:
 
 
 def _moved(library: Library, weights: _Weights) -> Library:
-    """Return the library with its weights among ``weights``: its program and its metadata say where."""
+    """Return the library with its weights among ``weights``: its program and its metadata say where.
+
+    Its code has the digest of that program, as it had that of the other.
+    """
     program, data = bytearray(library.program), memoryview(in_memory(library.weights)).cast("B")
     places: dict[int, int] = {}
     left = len(data)
@@ -157,8 +160,9 @@ def _moved(library: Library, weights: _Weights) -> Library:
         left -= size
         places[offset] = weights.place(data[offset : offset + size])
         _WORD.pack_into(program, where, places[offset])
+    elf = bytes(library.elf).replace(hashlib.sha256(library.program).digest(), hashlib.sha256(program).digest())
     entries = [{**entry, "offset": places[entry["offset"]]} for entry in library.metadata["weights"]]
-    return replace(library, program=bytes(program), metadata={**library.metadata, "weights": entries})
+    return replace(library, elf=elf, program=bytes(program), metadata={**library.metadata, "weights": entries})
 
 
 def _word(program: bytearray, at: int) -> int:

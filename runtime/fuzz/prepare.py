@@ -1,9 +1,10 @@
-"""What a fuzzer needs for the runtime, from a library: `python runtime/fuzz/prepare.py model_library.so FOLDER`.
+"""What a fuzzer needs for the runtime, from a model: `python runtime/fuzz/prepare.py model.onnx FOLDER`.
 
-Writes FOLDER/harness, which AFL++'s compiler links (Debian: apt-get install afl++), and FOLDER/seeds. It must be a
-plain one that the pipeline delivered for this CPU. Then
+Writes FOLDER/harness, which AFL++'s compiler links (Debian: apt-get install afl++), FOLDER/model_library.so and
+FOLDER/seeds. The kernels of that library compare their arguments, as others call them than the program that they were
+made for. Then
 
-    FORGE_FUZZ_LIBRARY=model_library.so afl-fuzz -i FOLDER/seeds -o FOLDER/found -t 1000 -- FOLDER/harness
+    FORGE_FUZZ_LIBRARY=FOLDER/model_library.so afl-fuzz -i FOLDER/seeds -o FOLDER/found -t 1000 -- FOLDER/harness
 
 Turns without end are no fault of a table: what afl-fuzz counts as timeouts is to be expected of models with loops.
 """
@@ -16,15 +17,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
+
+from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.options import Options
 from forge_pipeline.content import in_memory
 from forge_pipeline.crypto.keyfile import Kdf
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.stages import encrypt
+from forge_pipeline.target import Target
 from forge_runtime.secret import Secret
 
 HERE = Path(__file__).resolve().parent
 FOOTER, DIGEST = 96, 32
 ROW = struct.Struct(">48s6Q")
+OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None, argument_checks=True)
 CHEAPEST = Kdf(memory_kib=19 << 10, passes=1, lanes=1)
 
 
@@ -79,11 +86,13 @@ def _variants(library: Library) -> bytes:
     return b"".join([*rows, program, bytes(-len(program) % 64), program])
 
 
-def main(library: str, folder: str) -> None:
-    """Write both."""
+def main(model: str, folder: str) -> None:
+    """Write all three."""
     place = Path(folder)
     (place / "seeds").mkdir(parents=True, exist_ok=True)
-    for name, seed in seeds(Path(library).read_bytes()).items():
+    library = build(onnx.load(model), Target.from_tag("host"), OPTIONS).to_bytes()
+    (place / "model_library.so").write_bytes(library)
+    for name, seed in seeds(library).items():
         (place / "seeds" / name).write_bytes(seed)
     link(place)
 

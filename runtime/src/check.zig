@@ -1,6 +1,7 @@
 //! Checks a program before it runs, so that no table can read or write outside: every index against its table, every
 //! tensor against what it lies in, every value set before it is used. What depends on sizes of a call is checked in
-//! `frame.zig`. What kernels do with their arguments is up to them: they compare shapes and dtypes with what they take.
+//! `frame.zig`. What kernels do with their arguments is up to them: they compare shapes and dtypes with what they take, or
+//! were made for this very program (`model.zig`).
 const std = @import("std");
 const abi = @import("abi.zig");
 const blocks = @import("blocks.zig");

@@ -84,7 +84,14 @@ const refused = [_][]const u8{ "__TVMBackendParallelBarrier", "__TVMFFIEnvModLoo
 const damage: message.Frame = .{ .head = "code of the library: expected a shared object of forge-pipeline, found ", .tail = "\nfix: build the library anew" };
 
 fn damaged(comptime what: [:0]const u8, arguments: anytype) Error {
+    if (arguments.len == 0) return plainly(what);
     return message.failIn(error.Damaged, &damage, what, arguments);
+}
+
+/// As in `program.zig`: a call with one argument.
+noinline fn plainly(what: [*:0]const u8) Error {
+    @branchHint(.cold);
+    return message.failIn(error.Damaged, &damage, "{s}", .{what});
 }
 
 pub const Image = struct {
@@ -238,7 +245,7 @@ pub const Image = struct {
     }
 
     /// Where a symbol lies that is defined, by the GNU table of names.
-    fn find(image: *const Image, name: []const u8) Error!?usize {
+    pub fn find(image: *const Image, name: []const u8) Error!?usize {
         var hash: u32 = 5381;
         for (name) |byte| hash = hash *% 33 +% byte;
         const buckets: u64 = try image.at(u32, image.hash);

@@ -132,12 +132,20 @@ pub const Model = struct {
         defer room.deinit();
         try check.all(arena, room.allocator(), &model.program, model.weights.len);
         try model.image.load(parts.elf);
+        try model.checkCaller(parts.program);
         const kernels = arena.alloc(abi.Kernel, model.program.kernels.len) catch return noMemory();
         for (model.program.kernels, kernels) |name, *kernel| {
             kernel.* = try model.image.function(name) orelse return p.damaged("kernel {s}, which the code does not have", .{name});
         }
         model.kernels = kernels;
         try model.prepare();
+    }
+
+    /// Kernels that do not look at their arguments say whose calls are known to fit.
+    noinline fn checkCaller(model: *const Model, program: []const u8) Error!void {
+        const place = try model.image.find("__forge_program") orelse return;
+        const code = model.image.memory;
+        if (code.len - place < digest_size or !sealed.hasDigest(program, code[place..][0..digest_size])) return p.damaged("one that the code was not made for", .{});
     }
 
     /// Run the function of that role, once.
@@ -251,7 +259,7 @@ fn split(file: []align(abi.alignment) const u8, is_whole: bool) Error!Parts {
     const program = std.mem.alignForward(usize, weights + sizes[1], abi.alignment);
     if (program + sizes[2] + sizes[3] + footer_size != file.len) return message.fail(error.Damaged, wrong, .{"lengths that do not account for the file"});
     const is_padded = std.mem.allEqual(u8, file[sizes[0]..weights], 0) and std.mem.allEqual(u8, file[weights + sizes[1] .. program], 0);
-    if (!is_padded or !(is_whole or std.mem.eql(u8, &sealed.sha256(file[0 .. file.len - digest_size]), footer[footer_size - digest_size ..]))) return message.fail(error.Damaged, wrong, .{"contents that were altered or damaged"});
+    if (!is_padded or !(is_whole or sealed.hasDigest(file[0 .. file.len - digest_size], footer[footer_size - digest_size ..]))) return message.fail(error.Damaged, wrong, .{"contents that were altered or damaged"});
     return .{ .elf = file[0..sizes[0]], .weights = file[weights..][0..sizes[1]], .program = @alignCast(file[program..][0..sizes[2]]), .metadata = file[program + sizes[2] ..][0..sizes[3]], .variants = count };
 }
 

@@ -30,7 +30,11 @@ pub fn sha256(data: []const u8) [32]u8 {
     return digestOf(null, data);
 }
 
-fn digestOf(first: ?*const [64]u8, data: []const u8) [32]u8 {
+pub noinline fn hasDigest(data: []const u8, digest: []const u8) bool {
+    return std.mem.eql(u8, &sha256(data), digest);
+}
+
+noinline fn digestOf(first: ?*const [64]u8, data: []const u8) [32]u8 {
     var digest: [32]u8 = undefined;
     chosen(Digest, "forge_sha256")(first, data.ptr, data.len, &digest);
     return digest;

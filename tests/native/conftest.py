@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,15 @@ def runner(runtime: Path) -> Runner:
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a library of each model."""
+    return once(tmp_path_factory, "native-libraries", write_libraries)
 
-    def make(folder: Path) -> None:
-        for name, model in MODELS.items():
-            (folder / f"{name}.so").write_bytes(library_of(model()).to_bytes())
 
-    return once(tmp_path_factory, "native-libraries", make)
+@pytest.fixture(scope="session")
+def checking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the same for any program to call: kernels compare their arguments in each call."""
+    return once(tmp_path_factory, "checking-libraries", partial(write_libraries, argument_checks=True))
+
+
+def write_libraries(folder: Path, **options: bool) -> None:
+    for name, model in MODELS.items():
+        (folder / f"{name}.so").write_bytes(library_of(model(), **options).to_bytes())

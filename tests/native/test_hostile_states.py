@@ -16,7 +16,7 @@ from tests.support.native import Runner
 @pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["decoder", "counter"])
 def test_changed_words_do_no_harm(runner: Runner, tmp_path: Path, name: str, count: int) -> None:
-    library = kept(decoder(layers=1) if name == "decoder" else counter())
+    library = kept(decoder(layers=1) if name == "decoder" else counter(), argument_checks=True)
     data, path = library.to_bytes(), tmp_path / "changed.so"
     path.write_bytes(data)
     assert ends_well(runner, path, "unchanged")

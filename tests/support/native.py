@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ def built(arch: str) -> Path:
     return RUNTIME / "out" / arch
 
 
-def library_of(model: onnx.ModelProto, tag: str = "host") -> Library:
-    return build(model, Target.from_tag(tag), TILED)
+def library_of(model: onnx.ModelProto, tag: str = "host", **options: Any) -> Library:
+    return build(model, Target.from_tag(tag), replace(TILED, **options))
 
 
 def convolutions() -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from tvm import DataType
 from forge_pipeline.codegen.memory.prepack import NAME as PREPARE
 from forge_pipeline.codegen.program import steps
 from forge_pipeline.codegen.program.expression import postfix
-from forge_pipeline.codegen.program.operations import Call, Compute, Demands, Function, Kind, Tensor
+from forge_pipeline.codegen.program.operations import Demands, Function, Kind, Tensor
 from forge_pipeline.codegen.regions import program as p
 from forge_runtime.entries import MAIN
 from forge_runtime.interface import SMALL
@@ -76,8 +76,7 @@ class Program:
         symbols = list(self.kernels)
         for function in self.functions:
             if function.name != PREPARE:
-                made = (operation.call if isinstance(operation, Compute) else operation for operation in function.code)
-                yield function.name, [symbols[call.kernel] for call in made if isinstance(call, Call)]
+                yield function.name, [symbols[call.kernel] for call in function.calls]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -260,6 +260,12 @@ class Function:
         """All tensors: its inputs, then the others in the order in which they are touched first."""
         return list(dict.fromkeys(self._touched()))
 
+    @property
+    def calls(self) -> list[Call]:
+        """All calls of kernels, one after another."""
+        made = (operation.call if isinstance(operation, Compute) else operation for operation in self.code)
+        return [operation for operation in made if isinstance(operation, Call)]
+
     def _touched(self) -> Iterator[Tensor]:
         yield from self.inputs
         for operation in self.code:

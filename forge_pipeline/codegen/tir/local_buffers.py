@@ -20,6 +20,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
 from forge_pipeline.codegen.tir import bfloat16_pairs, scalar_loops
+from forge_pipeline.codegen.tir.argument_checks import without_checks
 from forge_pipeline.target import Target
 
 PIPELINE = "forge"
@@ -64,7 +65,7 @@ def build(module: tvm.IRModule, target: Target) -> Any:
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     lower, finalize_host, finalize_device = default_s_tir_pipeline()
-    passes = (bfloat16_pairs.with_instructions, scalar_loops.kept_scalar, _keep)
+    passes = (without_checks, bfloat16_pairs.with_instructions, scalar_loops.kept_scalar, _keep)
     own = [tvm.tirx.transform.prim_func_pass(each, opt_level=0) for each in passes]
     return lower, lambda: tvm.transform.Sequential([*own, finalize_host()]), finalize_device
 
