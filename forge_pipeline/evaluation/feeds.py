@@ -31,7 +31,8 @@ NO_SIZES: Mapping[str, int] = MappingProxyType({})
 class Feeds:
     """``origin`` says where they are from, for the report; ``missing``, why there are none.
 
-    ``sizes`` are those that were chosen for open extents, by whoever made the feeds up.
+    ``sizes`` are those that were chosen for open extents, by whoever made the feeds up, and ``results`` what the float
+    model made of each feed then, by name.
     """
 
     feeds: Samples | Sequence[Feed]
@@ -39,6 +40,7 @@ class Feeds:
     origin: str
     missing: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
+    results: Sequence[Mapping[str, NDArray[Any]]] = ()
 
 
 def feeds_for(
@@ -69,4 +71,5 @@ def _made_up(module: ONNXModule, sizes: Mapping[str, int], suits: Suits | None) 
         return Feeds(feeds=[], labels=None, origin="none: no data was given", missing=why_not(refusal))
     chosen = f" of {shown(found.sizes)}" if found.sizes else ""
     origin = f"random inputs{chosen}: no data was given"
-    return Feeds(feeds=[dict(feed) for feed in found.feeds], labels=None, origin=origin, sizes=found.sizes)
+    feeds = [dict(feed) for feed in found.feeds]
+    return Feeds(feeds=feeds, labels=None, origin=origin, sizes=found.sizes, results=found.results)

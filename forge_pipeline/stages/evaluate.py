@@ -154,9 +154,10 @@ def run(
         return _unmeasured(metric, sizes, chosen.missing)
     new_score = scores.factory(metric)
     interpreter = Interpreter(reference.light, where="float model")
+    known = comparison.Recorded(interpreter, chosen.feeds, chosen.results)
     models: dict[str, comparison.Model] = {
-        FLOAT: interpreter,
-        QUANTIZED: interpreter if model is reference else Interpreter(model.light, where="quantized model"),
+        FLOAT: known,
+        QUANTIZED: known if model is reference else Interpreter(model.light, where="quantized model"),
     }
     outputs = reference.output_names if calls is None else [str(row["name"]) for row in library.metadata["outputs"]]
 
@@ -186,7 +187,7 @@ def run(
         with quiet() if artifact.where == HOST else nullcontext():
             timed = list(islice(chosen.feeds, 1 if calls is None else 2))
             speed = speed_of(artifact, timed, config.machine, library.layers, calls)
-    del interpreter, models  # not in memory beside those that give inner values
+    del interpreter, known, models  # not in memory beside those that give inner values
     speed |= roofline(artifact, model, timed[-1], speed, quiet)
     table = layers.measure(reference, model, list(islice(chosen.feeds, config.layer_samples)))
     worst = layers.worst(table, WORST)

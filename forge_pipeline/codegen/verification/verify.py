@@ -50,12 +50,16 @@ class Checks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Inputs that ONNX Runtime runs the model with: where they are from, which entry of the library they are for."""
+    """Inputs that ONNX Runtime runs the model with: where they are from, which entry of the library they are for.
+
+    ``results`` are what it makes of them, by name, where that is known already.
+    """
 
     feed: Feed
     origin: str
     entry: str
     sizes: Mapping[str, int]
+    results: Mapping[str, np.ndarray] | None = field(default=None, repr=False)
 
 
 def verify(
@@ -75,7 +79,7 @@ def verify(
     source = Source(model=model, library=library, checks=checks)
     reference = reference_of(model)
     trials = source.trials(reference, feeds)
-    wanted = [_ordered(reference, trial.feed) for trial in trials]
+    wanted = _wanted(reference, trials)
     del reference  # not in memory beside the compiled model
     limit_name = precision(model, float16=float16)
     judge = Judge(model=model, limit=getattr(checks.tolerance, limit_name), limit_name=limit_name)
@@ -149,8 +153,10 @@ class Source:
             if reached != name:
                 self.unverified[name] = f"ONNX Runtime takes {shown(found.sizes)} alone, of what was tried"
             if reached == name or not trials:
-                made = [Trial(feed=feed, origin=MADE_UP, entry=reached, sizes=found.sizes) for feed in found.feeds]
-                trials += made
+                trials += [
+                    Trial(feed=feed, origin=MADE_UP, entry=reached, sizes=found.sizes, results=results)
+                    for feed, results in zip(found.feeds, found.results, strict=True)
+                ]
         return trials
 
     def another(self, trial: Trial, refusal: DataError) -> tuple[Trial, list[np.ndarray], list[np.ndarray]]:
@@ -173,11 +179,11 @@ class Source:
             except (*REFUSALS, Unsupported) as nothing:
                 raise refusal from nothing
             without.append(found.sizes)
-            feed = found.feeds[0]
+            feed, wanted = found.feeds[0], found.results[0]
             (have,) = results(self.library, [feed])
             if _name(entries, found.sizes) == trial.entry and not isinstance(have, DataError):
                 other = Trial(feed=feed, origin=MADE_UP, entry=trial.entry, sizes=found.sizes)
-                return other, _ordered(reference, feed), have
+                return other, [wanted[name] for name in reference.outputs], have
         raise refusal
 
     def _made_up(self, reference: Interpreter, extents: Mapping[str, int], suits: Suits | None = None) -> MadeUp:
@@ -223,9 +229,11 @@ def precision(model: onnx.ModelProto, *, float16: bool) -> str:
     return "float16" if float16 or any(halves) or any(types) else "float32"
 
 
-def _ordered(reference: Interpreter, feed: Feed) -> list[np.ndarray]:
-    found = reference(feed, reference.outputs)
-    return [found[name] for name in reference.outputs]
+def _wanted(reference: Interpreter, trials: Sequence[Trial]) -> list[list[np.ndarray]]:
+    """Return what the model makes of each trial's inputs, in the order of its outputs."""
+    fresh = iter(reference.each([trial.feed for trial in trials if trial.results is None], reference.outputs))
+    found = [next(fresh) if trial.results is None else trial.results for trial in trials]
+    return [[results[name] for name in reference.outputs] for results in found]
 
 
 def rounded(error: float) -> float:

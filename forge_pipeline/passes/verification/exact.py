@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from onnx import ModelProto
@@ -24,6 +24,11 @@ def outputs_of(run: Interpreter, fed: Mapping[str, Any]) -> list[Any]:
     """Return the model's outputs in order: arrays, or what stands for sequences and optionals. Raises DataError."""
     found = run(fed, run.outputs)
     return [found[name] for name in run.outputs]
+
+
+def outputs_of_each(run: Interpreter, feeds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the same for each of ``feeds``, several of which are run at once."""
+    return [[found[name] for name in run.outputs] for found in run.each(feeds, run.outputs)]
 
 
 def reason(refusal: Exception) -> str:

@@ -75,7 +75,7 @@ def made_up(
                 feeds: list[Arrays] = list(_samples(inputs, sizes, tops, top, divisors, kinds))
                 if sizes or free:
                     check_survival(run, feeds)
-                results = [run(feed) for feed in feeds]
+                results = run.each(feeds)
             except REFUSALS as error:
                 refusal = refusal or error
                 continue
@@ -85,7 +85,7 @@ def made_up(
                     {name: _positive(array, tops.get(name)) for name, array in feed.items()} for feed in feeds
                 ]
                 with suppress(*REFUSALS):
-                    other = [run(feed) for feed in positive]
+                    other = run.each(positive)
                     is_finite = _are_finite(other)
                 if is_finite:
                     feeds, results = positive, other

@@ -27,7 +27,13 @@ from forge_pipeline.passes.contract import (
 )
 from forge_pipeline.passes.verification.bisect import first_difference
 from forge_pipeline.passes.verification.compare import METRICS, Difference, MetricFunction, bitwise, close
-from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter, outputs_of, reason
+from forge_pipeline.passes.verification.exact import (
+    REFUSALS,
+    exact_interpreter,
+    outputs_of,
+    outputs_of_each,
+    reason,
+)
 from forge_pipeline.passes.verification.reference import (
     Noise,
     Outputs,
@@ -122,7 +128,7 @@ class Verifier:
                 verifier.original = [[result[name] for name in run.outputs] for result in made.results]
             else:
                 verifier.inputs = list(inputs)
-                verifier.original = [outputs_of(run, fed) for fed in verifier.inputs]
+                verifier.original = outputs_of_each(run, verifier.inputs)
             again = [outputs_of(run, fed) for fed in verifier.inputs[:1]]
         except REFUSALS as error:
             verifier.unverified = f"ONNX Runtime does not run the model: {reason(error)}"
@@ -147,14 +153,14 @@ class Verifier:
         """Go on from ``model``, a later state of the one that this verifier began with. Raises REFUSALS."""
         if self.unverified is None:
             run = exact_interpreter(model)
-            self.current = [outputs_of(run, fed) for fed in self.inputs]
+            self.current = outputs_of_each(run, self.inputs)
             self.specials = None
 
     def agrees(self, model: ModelProto) -> bool:
         """Whether ``model`` computes what the original does, within the tolerance of the settings."""
         try:
             run = exact_interpreter(model)
-            got = [outputs_of(run, fed) for fed in self.inputs]
+            got = outputs_of_each(run, self.inputs)
         except REFUSALS:
             return False
         worst = self._worst(self.original, got, self._allowed(Tolerance()))
@@ -201,8 +207,7 @@ class Verifier:
 
     def _run(self, name: str, fed: list[Arrays], before: ModelProto, after: ModelProto) -> list[Outputs]:
         try:
-            run = exact_interpreter(after)
-            return [outputs_of(run, inputs) for inputs in fed]
+            return outputs_of_each(exact_interpreter(after), fed)
         except REFUSALS as error:
             raise PassVerificationError(
                 where=f"pass {name!r}",

@@ -106,3 +106,21 @@ def test_a_refused_feed_is_told_with_its_shapes_and_the_node(feed: dict[str, Any
     net = model("(float[N] x) => (float[2, 2] y) { [the_node] y = Reshape(x, s) }", s=np.array([2, 2]))
     with pytest.raises(DataError, match=f"^net: expected arrays that the model computes with, found .*{found}"):
         Interpreter(net, where="net")(feed)
+
+
+def test_several_feeds_at_once_give_what_they_give_one_after_the_other() -> None:
+    run = Interpreter(wide(), taps=["h"])
+    random = np.random.default_rng(1)
+    feeds = [{"x": random.standard_normal((rows, WIDTH)).astype(np.float32)} for rows in (1, 3, 2, 7, 5)]
+    for feed, found in zip(feeds, run.each(feeds), strict=True):
+        want = run(feed)
+        assert list(found) == list(want)
+        for name, array in want.items():
+            np.testing.assert_array_equal(found[name], array)
+    assert run.each([]) == []
+
+
+def test_one_feed_of_several_that_is_refused_is_told() -> None:
+    run = Interpreter(wide())
+    with pytest.raises(DataError, match="x"):
+        run.each([X, {"x": np.zeros((2, 3), np.float32)}, X])
