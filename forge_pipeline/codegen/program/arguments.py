@@ -1,19 +1,21 @@
 """Which kernels a program always calls with what they take: those need not look at each call.
 
-Types, axes and known extents are compared here. Extents that only a call knows are equal where they are in one slot;
-a reader takes no other inputs than the program declares.
+Types, axes and known extents are compared here. Extents that only a call knows are equal where they are in one slot,
+or where the shape function computes the slot as the kernel's extent follows from its others. A reader takes no other
+inputs than the program declares.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import tirx
-from tvm.ir import GlobalVar, Var
+from tvm.ir import GlobalVar, TensorLoad, Var
 from tvm.sym.analyzer import Analyzer
 from tvm.tirx.buffer import BufferType
 
@@ -31,13 +33,16 @@ def unchecked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRM
     """
     symbols = list(program.kernels)
     functions = {SYMBOL + variable.name_hint: (variable, kernel) for variable, kernel in module.functions_items()}
-    calls: dict[str, list[Call]] = {symbol: [] for symbol in symbols}
-    for call in chain.from_iterable(function.calls for function in program.functions):
-        calls[symbols[call.kernel]].append(call)
+    needing: set[str] = set()
+    for function in program.functions:
+        called = [(symbols[call.kernel], call) for call in function.calls]
+        heaps = [symbol for symbol, call in called if any(isinstance(argument, Heap) for argument in call.arguments)]
+        sizes = Sizes.of(functions[symbol][1] for symbol in dict.fromkeys(heaps))
+        needing |= {symbol for symbol, call in called if not fits(functions[symbol][1], call, sizes)}
     kernels: dict[GlobalVar, tirx.PrimFunc] = {}
-    for symbol, own in calls.items():
+    for symbol in symbols:
         variable, kernel = functions[symbol]
-        if all(fits(kernel, call) for call in own):
+        if symbol not in needing:
             kernel = kernel.with_attr(NEEDLESS, True)
         if named and not kernels:
             kernel = kernel.with_attr(CALLER, hashlib.sha256(program.to_bytes()).hexdigest())
@@ -45,47 +50,83 @@ def unchecked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRM
     return tvm.IRModule(kernels, attrs=module.attrs)
 
 
-def fits(kernel: tirx.PrimFunc, call: Call) -> bool:
-    """Whether ``call`` is known to give ``kernel`` tensors of the types and extents that it takes, and its numbers."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the slots of a function hold: ``computed`` are those that its shape functions fill, from others."""
+
+    given: dict[int, Var] = field(default_factory=dict)
+    computed: dict[int, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, shape_functions: Iterable[tirx.PrimFunc]) -> Sizes:
+        """Return what is known once these have run; each of their stores fills a slot of its own (``shape_func``)."""
+        sizes = cls()
+        for function in shape_functions:
+            stores = function.body.seq if isinstance(function.body, tirx.SeqStmt) else [function.body]
+            for store in stores:
+                if isinstance(store, tirx.BufferStore):
+                    value = tvm_ffi.structural_map(store.value, [(TensorLoad, sizes._read)])
+                    sizes.computed[int(store.indices[0])] = value
+        return sizes
+
+    def of_number(self, number: Number) -> Any:
+        """Return a number of the program as an expression."""
+        return tirx.const(number, "int64") if isinstance(number, int) else self._slot(number.index)
+
+    def _read(self, load: TensorLoad) -> Any:
+        return self._slot(int(load.indices[0]))
+
+    def _slot(self, index: int) -> Any:
+        return (
+            self.computed[index] if index in self.computed else self.given.setdefault(index, Var(f"s{index}", "int64"))
+        )
+
+
+def fits(kernel: tirx.PrimFunc, call: Call, sizes: Sizes | None = None) -> bool:
+    """Whether ``call`` is known to give ``kernel`` tensors of the types and extents that it takes, and its numbers.
+
+    ``sizes`` are what slots hold, as far as the function that calls knows.
+    """
     if len(kernel.params) != len(call.arguments):
         return False
-    known: dict[Var, Number] = {}
-    pairs: list[tuple[Any, Number | None]] = []
+    sizes = sizes or Sizes()
+    pairs: list[tuple[Any, Any]] = []
     for parameter, argument in zip(kernel.params, call.arguments, strict=True):
         if not isinstance(parameter.ty, BufferType):
             if isinstance(argument, Tensor | Heap):
                 return False
-            pairs.append((parameter, argument))
+            pairs.append((parameter, sizes.of_number(argument)))
             continue
         taken, given = parameter.ty.shape, _extents(argument)
         if given is None or str(parameter.dtype) != _type(argument) or len(taken) != len(given):
             return False
-        pairs += zip(taken, given, strict=True)
-    for extent, number in pairs:
-        if isinstance(extent, Var) and number is not None:
-            known.setdefault(extent, number)
-    return all(number is not None and _value(extent, known) == number for extent, number in pairs)
+        pairs += ((extent, sizes.of_number(number)) for extent, number in zip(taken, given, strict=True))
+    known: dict[Var, Any] = {}
+    for extent, size in pairs:
+        if isinstance(extent, Var):
+            known.setdefault(extent, size)
+    return all(_are_equal(extent, size, known) for extent, size in pairs)
 
 
-def _extents(argument: Argument) -> tuple[Number | None, ...] | None:
+def _are_equal(extent: Any, size: Any, known: Mapping[Var, Any]) -> bool:
+    if isinstance(extent, tirx.IntImm) and isinstance(size, tirx.IntImm):
+        return int(extent) == int(size)
+    found = known.get(extent) if isinstance(extent, Var) else substitute(extent, known.get)
+    if found is None:
+        return False
+    difference = Analyzer().simplify(found - size)
+    return isinstance(difference, tirx.IntImm) and int(difference) == 0
+
+
+def _extents(argument: Argument) -> tuple[Number, ...] | None:
+    """Return the extents of a tensor; None where not all are told, and for a number."""
     if isinstance(argument, Heap):
         return (argument.size,)
-    return argument.shape if isinstance(argument, Tensor) else None
+    if not isinstance(argument, Tensor):
+        return None
+    told = tuple(extent for extent in argument.shape if extent is not None)
+    return told if len(told) == len(argument.shape) else None
 
 
 def _type(argument: Argument) -> str:
     return argument.dtype if isinstance(argument, Tensor) else "int64"
-
-
-def _value(extent: Any, known: Mapping[Var, Number]) -> Number | None:
-    """Return what an extent is in a call, None where that is not known."""
-    if isinstance(extent, tirx.IntImm | int):
-        return int(extent)
-    if isinstance(extent, Var):
-        return known.get(extent)
-    found = Analyzer().simplify(substitute(extent, lambda variable: _number(known.get(variable))))
-    return int(found) if isinstance(found, tirx.IntImm | int) else None
-
-
-def _number(known: Number | None) -> int | None:
-    return known if isinstance(known, int) else None

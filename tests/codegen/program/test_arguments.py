@@ -12,8 +12,9 @@ from tvm import te, tirx
 
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.options import Options
-from forge_pipeline.codegen.program.arguments import fits
+from forge_pipeline.codegen.program.arguments import Sizes, fits
 from forge_pipeline.codegen.program.operations import Argument, Call, Heap, Slot, Tensor
+from forge_pipeline.errors import DataError
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
 
@@ -79,6 +80,26 @@ def test_extents_that_follow_from_others_are_known_with_them() -> None:
     assert not fits(doubled, Call(0, (tensor(Slot(0), 8), tensor(Slot(1), 8))))
 
 
+def test_slots_that_the_shape_function_fills_are_what_it_computes() -> None:
+    heap = tirx.decl_buffer((4,), "int64", name="H")
+    read = [tirx.BufferLoad(heap, [index]) for index in range(2)]
+    stores = [tirx.BufferStore(heap, read[0] * 2, [2]), tirx.BufferStore(heap, (read[1] - 1) // 2 + 1, [3])]
+    sizes = Sizes.of([tirx.PrimFunc([heap], tirx.SeqStmt(stores))])
+    rows = te.var("n", "int64")
+    given = te.placeholder((rows, 8), "float32", name="x")
+    doubled = te.create_prim_func([given, te.compute((rows * 2, 8), lambda row, column: given[row // 2, column])])
+    halved = te.create_prim_func([given, te.compute(((rows + 1) // 2, 8), lambda row, column: given[row * 2, column])])
+
+    def does_fit(kernel: tirx.PrimFunc, first: int, second: int) -> bool:
+        return fits(kernel, Call(0, (tensor(Slot(first), 8), tensor(Slot(second), 8))), sizes)
+
+    assert does_fit(doubled, 0, 2)
+    assert does_fit(halved, 1, 3)
+    assert not does_fit(doubled, 1, 2)
+    assert not does_fit(halved, 0, 3)
+    assert not does_fit(halved, 0, 2)
+
+
 WEIGHT = RANDOM.standard_normal((16, 16, 3, 3)).astype("f")
 HOST = Target.from_tag("host")
 OPTIONS = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
@@ -106,9 +127,29 @@ def test_code_of_known_sizes_has_no_comparisons_unless_they_are_asked_for() -> N
     np.testing.assert_array_equal(first, second)
 
 
-def test_a_kernel_of_extents_that_a_call_decides_compares_them() -> None:
-    """Half the columns are in another slot than the columns: that the one follows from the other is not known."""
+def test_code_of_open_sizes_has_none_where_sizes_follow_from_each_other() -> None:
     library = build(model("n"), HOST, OPTIONS)
-    assert MESSAGE in bytes(library.elf)
+    assert MESSAGE not in bytes(library.elf)
     x = RANDOM.standard_normal((1, 16, 8, 14)).astype("f")
     assert Engine(library.to_bytes(), threads=1)(x)[0].shape == (1, 16, 4, 7)
+
+
+def test_what_only_a_call_shows_to_fit_is_compared_in_it() -> None:
+    """Whether pairs of columns are all columns again is for each call to say."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["pooled"], kernel_shape=[1, 2], strides=[1, 2]),
+        helper.make_node("Resize", ["pooled", "", "scales"], ["again"], mode="nearest"),
+        helper.make_node("Mul", ["again", "x"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 8, "n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 8, None])],
+        [numpy_helper.from_array(np.array([1, 1, 1, 2], "f"), "scales")],
+    )
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    engine = Engine(build(net, HOST, OPTIONS).to_bytes(), threads=1)
+    assert engine(RANDOM.standard_normal((1, 16, 8, 6)).astype("f"))[0].shape == (1, 16, 8, 6)
+    with pytest.raises(DataError):
+        engine(RANDOM.standard_normal((1, 16, 8, 7)).astype("f"))
