@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forge_pipeline.errors import ConfigError
+from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.runners.contract import Facts, Job
 from forge_pipeline.runners.here import run_here
+from forge_pipeline.target.description import tags
 from forge_pipeline.target.host import ARCHITECTURES
 
 HOW_TO_GET_IT: Final = "apt-get install qemu-user"
@@ -53,12 +54,18 @@ class Emulator:
 def own_words(emulators: object, tag: str) -> list[str]:
     """Return the words that the configuration has before forge-run's for a target; none of most.
 
-    Raises ConfigError where ``emulators``, conf/evaluate's, is no mapping from tags to words.
+    Raises ConfigError where ``emulators``, conf/evaluate's, is no mapping from tags to words, or has a tag that is
+    nearly one of those that there are: a tag of one's own is like none.
     """
     found = emulators.get(tag, []) if isinstance(emulators, Mapping) else None
     if not isinstance(found, list) or not all(isinstance(word, str) and word for word in found):
         fix = "write it as {x86-64/v4: [sde64, -skx, --]}"
         raise ConfigError("evaluate.emulators", "a program and its arguments by target tag", str(emulators), fix)
+    known = tags() if emulators else []
+    for name in emulators if isinstance(emulators, Mapping) else ():
+        hint = "" if name in (*known, tag) else did_you_mean(str(name), known)
+        if hint:
+            raise ConfigError("evaluate.emulators", "tags of targets", str(name), f"{hint}correct the tag")
     return found
 
 
