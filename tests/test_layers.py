@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 PACKAGE, TESTS = ROOT / "forge_pipeline", ROOT / "tests"
 
 FLOORS = (
-    {"carrier", "children", "errors", "ffi", "locate", "scratch"},
+    {"carrier", "children", "errors", "ffi", "locate", "scratch", "width"},
     {"config", "content", "limits", "registry", "report"},
     {"digest", "exits"},
     {"crypto", "data", "ir", "store"},

@@ -31,8 +31,8 @@ class Recorded:
 
     def __call__(self, feed: Feed) -> Mapping[str, NDArray[Any]]:
         """Return all outputs by name."""
-        known = (found for other, found in self._known if other is feed)
-        return next(known, None) or self._model(feed)
+        known = next((found for other, found in self._known if other is feed), None)
+        return self._model(feed) if known is None else known
 
 
 FLOAT, QUANTIZED, COMPILED = "float", "quantized", "compiled"

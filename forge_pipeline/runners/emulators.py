@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from forge_pipeline.errors import ConfigError, did_you_mean
+from forge_pipeline.errors import ConfigError
 from forge_pipeline.runners.contract import Facts, Job
 from forge_pipeline.runners.here import run_here
 from forge_pipeline.target.description import tags
@@ -54,19 +54,25 @@ class Emulator:
 def own_words(emulators: object, tag: str) -> list[str]:
     """Return the words that the configuration has before forge-run's for a target; none of most.
 
-    Raises ConfigError where ``emulators``, conf/evaluate's, is no mapping from tags to words, or has a tag that is
-    nearly one of those that there are: a tag of one's own is like none.
+    Raises ConfigError where ``emulators``, conf/evaluate's, is no mapping from tags to words, or has a tag that differs
+    from one that there is in nothing but capitals and signs.
     """
-    found = emulators.get(tag, []) if isinstance(emulators, Mapping) else None
+    given = emulators if isinstance(emulators, Mapping) else {tag: None}
+    found = given.get(tag, [])
     if not isinstance(found, list) or not all(isinstance(word, str) and word for word in found):
         fix = "write it as {x86-64/v4: [sde64, -skx, --]}"
         raise ConfigError("evaluate.emulators", "a program and its arguments by target tag", str(emulators), fix)
-    known = tags() if emulators else []
-    for name in emulators if isinstance(emulators, Mapping) else ():
-        hint = "" if name in (*known, tag) else did_you_mean(str(name), known)
-        if hint:
-            raise ConfigError("evaluate.emulators", "tags of targets", str(name), f"{hint}correct the tag")
+    known = tags() if given else []
+    like = {_letters(name): name for name in known}
+    for name in given:
+        meant = like.get(_letters(str(name)), name)
+        if name not in (*known, tag, meant):
+            raise ConfigError("evaluate.emulators", "tags of targets", str(name), f"did you mean {meant!r}?")
     return found
+
+
+def _letters(tag: str) -> str:
+    return "".join(filter(str.isalnum, tag.lower()))
 
 
 def emulator(arch: str) -> str | None:

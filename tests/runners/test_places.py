@@ -115,7 +115,7 @@ def test_an_emulator_that_is_no_program_with_arguments_is_refused(emulators: Any
 def test_a_misspelt_tag_of_an_emulator_is_refused_and_one_of_ones_own_is_not() -> None:
     with pytest.raises(ConfigError, match=r"found x86_64/v4\n.*did you mean 'x86-64/v4'"):
         own_words({"x86_64/v4": ["sde64"]}, "x86-64/v3")
-    assert own_words({"factory line 7": ["sde64"]}, "x86-64/v3") == []
+    assert own_words({"x86-64/v4-mine": ["sde64"], "arm/cortex-m85": ["sde64"]}, "x86-64/v3") == []
 
 
 def test_what_qemu_lacks_is_named() -> None:

@@ -8,7 +8,7 @@ inputs than the program declares.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from forge_pipeline.codegen.program.operations import Argument, Call, Heap, Numb
 from forge_pipeline.codegen.program.translation import SYMBOL
 from forge_pipeline.codegen.tir.argument_checks import CALLER, NEEDLESS
 from forge_pipeline.codegen.tir.rewriting import substitute
+from forge_runtime.interface import SMALL
 
 
 def unchecked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRModule:
@@ -36,8 +37,7 @@ def unchecked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRM
     needing: set[str] = set()
     for function in program.functions:
         called = [(symbols[call.kernel], call) for call in function.calls]
-        heaps = [symbol for symbol, call in called if any(isinstance(argument, Heap) for argument in call.arguments)]
-        sizes = Sizes.of(functions[symbol][1] for symbol in dict.fromkeys(heaps))
+        sizes = Sizes.of([functions[symbol][1] for symbol, call in called if _is_of_sizes(call)])
         needing |= {symbol for symbol, call in called if not fits(functions[symbol][1], call, sizes)}
     kernels: dict[GlobalVar, tirx.PrimFunc] = {}
     for symbol in symbols:
@@ -58,7 +58,7 @@ class Sizes:
     computed: dict[int, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shape_functions: Iterable[tirx.PrimFunc]) -> Sizes:
+    def of(cls, shape_functions: Sequence[tirx.PrimFunc]) -> Sizes:
         """Return what is known once these have run; each of their stores fills a slot of its own (``shape_func``)."""
         sizes = cls()
         for function in shape_functions:
@@ -77,9 +77,8 @@ class Sizes:
         return self._slot(int(load.indices[0]))
 
     def _slot(self, index: int) -> Any:
-        return (
-            self.computed[index] if index in self.computed else self.given.setdefault(index, Var(f"s{index}", "int64"))
-        )
+        known = self.computed.get(index)
+        return self.given.setdefault(index, Var(f"s{index}", "int64")) if known is None else known
 
 
 def fits(kernel: tirx.PrimFunc, call: Call, sizes: Sizes | None = None) -> bool:
@@ -93,12 +92,14 @@ def fits(kernel: tirx.PrimFunc, call: Call, sizes: Sizes | None = None) -> bool:
     pairs: list[tuple[Any, Any]] = []
     for parameter, argument in zip(kernel.params, call.arguments, strict=True):
         if not isinstance(parameter.ty, BufferType):
-            if isinstance(argument, Tensor | Heap):
+            if isinstance(argument, Tensor | Heap) or str(parameter.ty.dtype) != "int64":
                 return False
             pairs.append((parameter, sizes.of_number(argument)))
             continue
         taken, given = parameter.ty.shape, _extents(argument)
         if given is None or str(parameter.dtype) != _type(argument) or len(taken) != len(given):
+            return False
+        if parameter.ty.strides:
             return False
         pairs += ((extent, sizes.of_number(number)) for extent, number in zip(taken, given, strict=True))
     known: dict[Var, Any] = {}
@@ -112,10 +113,15 @@ def _are_equal(extent: Any, size: Any, known: Mapping[Var, Any]) -> bool:
     if isinstance(extent, tirx.IntImm) and isinstance(size, tirx.IntImm):
         return int(extent) == int(size)
     found = known.get(extent) if isinstance(extent, Var) else substitute(extent, known.get)
-    if found is None:
+    if found is None or found.ty.dtype != size.ty.dtype:
         return False
     difference = Analyzer().simplify(found - size)
     return isinstance(difference, tirx.IntImm) and int(difference) == 0
+
+
+def _is_of_sizes(call: Call) -> bool:
+    """Whether it is one of a shape function."""
+    return len(call.arguments) == 1 and isinstance(call.arguments[0], Heap)
 
 
 def _extents(argument: Argument) -> tuple[Number, ...] | None:
@@ -129,4 +135,6 @@ def _extents(argument: Argument) -> tuple[Number, ...] | None:
 
 
 def _type(argument: Argument) -> str:
-    return argument.dtype if isinstance(argument, Tensor) else "int64"
+    """Return the type as kernels have it: bytes, where it is one of the small types."""
+    kind = argument.dtype if isinstance(argument, Tensor) else "int64"
+    return "uint8" if kind in SMALL else kind

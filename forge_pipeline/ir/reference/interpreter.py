@@ -5,7 +5,6 @@ One thread, every node as it is written, no product of integers saturating: the 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -30,6 +29,7 @@ from forge_pipeline.ir.reference.saturation import without_saturation
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.ir.traversal import every_node
 from forge_pipeline.registry import Registry
+from forge_pipeline.width import width_of
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ class Interpreter:
     """A model ready to run. ``outputs`` names its own outputs, in order; ``taps`` are inner values beside them.
 
     What a call gives is for one feed, and nothing of it is kept here: whoever goes on to the next feed has the
-    memory of one.
+    memory of one, and ``each`` that of those at once.
     """
 
     __slots__ = ("_options", "_session", "_where", "outputs", "taps")
@@ -117,11 +117,11 @@ class Interpreter:
             ) from error
 
     def each(self, feeds: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Return what a call with each of ``feeds`` gives, in their order; as many at once as there are cores.
+        """Return what a call with each of ``feeds`` gives, in their order; as many at once as cores and memory allow.
 
         Results are those of calls one after the other: a run is one thread's.
         """
-        most = min(len(feeds), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        most = width_of(None, len(feeds))
         if most < 2:
             return [self(feed, names) for feed in feeds]
         with ThreadPoolExecutor(most) as pool:

@@ -8,12 +8,12 @@ from forge_pipeline.pipeline.build import build_ahead
 from forge_pipeline.pipeline.dvc.resolve import configurations
 from forge_pipeline.pipeline.parallel.display import display_for
 from forge_pipeline.pipeline.parallel.pool import Pool
-from forge_pipeline.pipeline.parallel.width import width_of
 from forge_pipeline.pipeline.parallel.worker import Job
 from forge_pipeline.pipeline.stage_configs import password_sources
 from forge_pipeline.pipeline.sweep.jobs import failure
 from forge_pipeline.runners.choice import effort_of
 from forge_pipeline.target import Target
+from forge_pipeline.width import width_of
 
 
 def build_matrix() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 
+from forge_pipeline import width
 from forge_pipeline.errors import ForgeError, UsageError
-from forge_pipeline.pipeline.parallel import width
 from forge_pipeline.pipeline.parallel.display import display_for
 from forge_pipeline.pipeline.parallel.pool import Pool
 from forge_pipeline.pipeline.parallel.worker import Job

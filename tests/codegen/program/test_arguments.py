@@ -56,6 +56,14 @@ def test_known_extents_are_compared(arguments: tuple[Argument, ...], does_fit: b
     assert fits(kernel(), Call(0, arguments)) is does_fit
 
 
+def test_small_types_are_bytes_to_a_kernel() -> None:
+    given = te.placeholder((4,), "uint8", name="x")
+    kernel = te.create_prim_func([given, te.compute((4,), lambda at: given[at].astype("int32"))])
+    made = tensor(4, dtype="int32")
+    assert fits(kernel, Call(0, (tensor(4, dtype="float8_e4m3fn"), made)))
+    assert not fits(kernel, Call(0, (tensor(4, dtype="int8"), made)))
+
+
 @pytest.mark.parametrize(
     ("given", "made", "does_fit"),
     [
