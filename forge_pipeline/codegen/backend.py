@@ -36,7 +36,7 @@ from forge_pipeline.codegen.onnx_import.importer import (
     prepare,
 )
 from forge_pipeline.codegen.onnx_import.recurrent.form import for_vectors
-from forge_pipeline.codegen.program.arguments import unchecked
+from forge_pipeline.codegen.program.arguments import marked
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.program.listing import listing
 from forge_pipeline.codegen.program.operations import Demands
@@ -224,10 +224,9 @@ def generate_code(work: Lowering) -> None:
 
 def _kernels(work: Lowering, program: DeviceProgram) -> tvm.IRModule:
     """Return what ``program`` calls."""
-    if not work.options.argument_checks:
-        return unchecked(work.module, program, named=not work.options.relocatable)
     called = (item for item in work.module.functions_items() if SYMBOL + item[0].name_hint in program.kernels)
-    return tvm.IRModule(dict(called), attrs=work.module.attrs)
+    kernels = tvm.IRModule(dict(called), attrs=work.module.attrs)
+    return kernels if work.options.argument_checks else marked(kernels, program, named=not work.options.relocatable)
 
 
 def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:

@@ -27,26 +27,25 @@ from forge_pipeline.codegen.tir.rewriting import substitute
 from forge_runtime.interface import SMALL
 
 
-def unchecked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRModule:
-    """Return the kernels that ``program`` calls, those that it always calls with what they take without checks of that.
+def marked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRModule:
+    """Return ``module``, the kernels that ``program`` calls, marked where it always gives them what they take.
 
-    ``named``: the code has the digest of the program, without which nobody may call it then.
+    ``named``: the code gets the digest of the program, as nothing else may call it then.
     """
-    symbols = list(program.kernels)
-    functions = {SYMBOL + variable.name_hint: (variable, kernel) for variable, kernel in module.functions_items()}
-    needing: set[str] = set()
+    variables = {SYMBOL + variable.name_hint: variable for variable in module.functions}
+    called = [variables[symbol] for symbol in program.kernels]
+    needing: set[GlobalVar] = set()
     for function in program.functions:
-        called = [(symbols[call.kernel], call) for call in function.calls]
-        sizes = Sizes.of([functions[symbol][1] for symbol, call in called if _is_of_sizes(call)])
-        needing |= {symbol for symbol, call in called if not fits(functions[symbol][1], call, sizes)}
-    kernels: dict[GlobalVar, tirx.PrimFunc] = {}
-    for symbol in symbols:
-        variable, kernel = functions[symbol]
-        if symbol not in needing:
-            kernel = kernel.with_attr(NEEDLESS, True)
-        if named and not kernels:
-            kernel = kernel.with_attr(CALLER, hashlib.sha256(program.to_bytes()).hexdigest())
-        kernels[variable] = kernel
+        calls = [(called[call.kernel], call) for call in function.calls]
+        sizes = Sizes.of([module[variable] for variable, call in calls if _is_of_sizes(call)])
+        needing |= {variable for variable, call in calls if not fits(module[variable], call, sizes)}
+    kernels = {
+        variable: kernel if variable in needing else kernel.with_attr(NEEDLESS, True)
+        for variable, kernel in module.functions_items()
+    }
+    if named and called:
+        digest = hashlib.sha256(program.to_bytes()).hexdigest()
+        kernels[called[0]] = kernels[called[0]].with_attr(CALLER, digest)
     return tvm.IRModule(kernels, attrs=module.attrs)
 
 

@@ -157,7 +157,9 @@ def test_what_only_a_call_shows_to_fit_is_compared_in_it() -> None:
         [numpy_helper.from_array(np.array([1, 1, 1, 2], "f"), "scales")],
     )
     net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    engine = Engine(build(net, HOST, OPTIONS).to_bytes(), threads=1)
+    library = build(net, HOST, OPTIONS)
+    assert MESSAGE in bytes(library.elf)
+    engine = Engine(library.to_bytes(), threads=1)
     assert engine(RANDOM.standard_normal((1, 16, 8, 6)).astype("f"))[0].shape == (1, 16, 8, 6)
     with pytest.raises(DataError):
         engine(RANDOM.standard_normal((1, 16, 8, 7)).astype("f"))
