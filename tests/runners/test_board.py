@@ -27,7 +27,8 @@ from forge_pipeline.runners.ssh import KEEPER, LostError
 from forge_pipeline.runtime.bundle import Library
 from forge_pipeline.runtime.unpacked import loaded
 from tests.support.native import HERE, convolutions, library_of
-from tests.support.sshd import Server, serving, until
+from tests.support.sshd import Server, serving
+from tests.support.wait import until
 
 FEEDS = [{"x": np.random.default_rng(n).standard_normal((n, 3, 24, 24)).astype("f")} for n in (1, 2, 1)]
 LONG = 10_000_000

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import socket
 import threading
 import time
@@ -15,10 +17,12 @@ from fsspec.registry import available_protocols, get_filesystem_class
 
 from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.errors import StoreError
+from forge_pipeline.pipeline.parallel.processes import tree
 from forge_pipeline.store.actions import encode
 from forge_pipeline.store.channel import Terms
 from forge_pipeline.store.disk import fan_out
 from forge_pipeline.store.remote import Remote
+from tests.support.wait import until
 
 Contents = dict[str, bytes]
 
@@ -295,10 +299,22 @@ def test_uploads_run_behind_the_build_and_are_finished_when_the_store_closes(ben
 def test_an_interrupt_drops_the_uploads_and_leaves_no_half_of_one(bench: Any, folder: Path, url: str) -> None:
     keys = [digest_json(number) for number in range(5)]
     with pytest.raises(KeyboardInterrupt), bench.store("one", url) as store:
+        others = set(tree(os.getpid()))
         for number, key in enumerate(keys):
             store.record(key, {"out": bytes([number]) * (16 << 20)}, seconds=0, report={})
-        while not list(folder.rglob(".*")):  # the first is under way
-            time.sleep(0.001)
+            if number == 0:
+                until(lambda: set(tree(os.getpid())) - others)
+                (carrier,) = set(tree(os.getpid())) - others
+                os.kill(carrier, signal.SIGSTOP)  # before it can have sent one: it has yet to import its modules
+
+        def has_begun_one() -> bool:  # a little at a time: all five are sent within 0.1 s
+            os.kill(carrier, signal.SIGCONT)
+            time.sleep(0.002)
+            os.kill(carrier, signal.SIGSTOP)
+            return bool(list(folder.rglob(".*")))
+
+        until(has_begun_one, pause=0)
+        os.kill(carrier, signal.SIGCONT)
         raise KeyboardInterrupt
     assert len(list((folder / "actions").rglob("*"))) < 2 * len(keys)
     for path in (folder / "objects").glob("*/*"):

@@ -21,6 +21,7 @@ from forge_pipeline.digest import digest_bytes, digest_json
 from forge_pipeline.store.actions import Action, encode
 from forge_pipeline.store.disk import fan_out
 from tests.support import web as faults
+from tests.support.wait import until
 
 SOON = 60.0  # seconds: far from the minutes and hours that a remote could hold a build for
 LARGE = bytes(range(256)) * 20_000
@@ -36,13 +37,6 @@ def soon() -> Iterator[None]:
     begun = time.monotonic()
     yield
     assert time.monotonic() - begun < SOON
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SOON
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 import pytest
 
 from forge_pipeline.runners.device import Device
+from tests.support.wait import until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-SECONDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +57,6 @@ class Server:
         assert self.link is not None
         assert IP is not None
         subprocess.run([IP, "link", "set", self.link, "down"], check=True)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait, not too long."""
-    end = time.monotonic() + SECONDS
-    while not is_so():
-        assert time.monotonic() < end, "it did not come to be"
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager
