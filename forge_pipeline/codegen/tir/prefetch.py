@@ -24,11 +24,14 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import primitives, rewriting
-from forge_pipeline.codegen.tir.edges import last_tiles
+from forge_pipeline.codegen.tir.edges import last_tiles, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
 
 ASKS = "forge.asks"
 """The annotation of a loop over tiles: how many tiles, the first of them, share the work."""
+
+SHARED = "forge.asks_shared"
+"""The annotation of such a loop whose tiles all share it, as many as a call brings."""
 
 AHEAD = "forge.ahead"
 """The annotation of a loop along which weights are read once, in order."""
@@ -46,18 +49,26 @@ AT_ONCE = 4
 """Lines that are asked for together, before the innermost steps; more would wait for each other. Fewer are rather not
 asked for in each step, where telling which takes as long as a part of the arithmetic."""
 
+FRACTION = 16
+"""Bits behind the point of the lines that a step asks for, where a call brings the number of tiles."""
+
 READ, SECOND_CACHE, FIRST_CACHE, DATA = 0, 2, 3, 1
 """What `llvm.prefetch` is told."""
 
 
-def ask_for_next(sch: Schedule, tiles: LoopRV, machine: Machine, most: int | None = None) -> None:
+def ask_for_next(
+    sch: Schedule, tiles: LoopRV, machine: Machine, most: int | None = None, *, shared: bool = False
+) -> None:
     """Mark a loop over tiles that read the same weights, of which the loop around it brings the next with each turn.
 
-    ``most``: how many tiles a call with few has, where it decides; those behind them are code of their own, without
-    prefetches. On x86 only: on AArch64 LLVM then no longer loads in pairs.
+    ``most``: how many tiles a call with few has, where it decides. Those behind them are code of their own, without
+    prefetches; or, with ``shared``, each asks for a smaller share. On x86 only: on AArch64 LLVM then no longer loads in
+    pairs.
     """
     if machine.arch == "x86_64":
         sch.annotate(tiles, ASKS, most or primitives.extent(sch, tiles) or TYPICAL)
+        if shared:
+            sch.annotate(tiles, SHARED, True)
         last_tiles.mark(sch, tiles)
 
 
@@ -76,7 +87,7 @@ def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
     weights = set(function.params)
 
     def mutate(loop: tirx.For, mutator: Any) -> Any:
-        notes = {name: note for name, note in loop.annotations.items() if name not in (ASKS, AHEAD)}
+        notes = {name: note for name, note in loop.annotations.items() if name not in (ASKS, SHARED, AHEAD)}
         if AHEAD in loop.annotations:
             body = tirx.SeqStmt([*_asked_ahead(loop, around.get(loop.loop_var), weights), loop.body])
             return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
@@ -138,15 +149,21 @@ class _Panel:
 
     def asked_for_in(self, tiles: tirx.For) -> Any:
         """Return the body of the loop over tiles, with this panel's share asked for before or in innermost steps."""
-        number, count = self.runs * self.lines, int(tiles.annotations[ASKS])
+        number, few = self.runs * self.lines, int(tiles.annotations[ASKS])
         turned = self.steps[:-1]
-        if not turned or number > AT_ONCE * count * _turns(turned):
+        if not turned or number > AT_ONCE * few * _turns(turned):
             turned = self.steps
         step: Any = tiles.loop_var
         for loop in turned:
             step = step * loop.extent + loop.loop_var
-        turns = count * _turns(turned)
-        lines = (tirx.floordiv(step * number, turns) + index for index in range(-(-number // turns)))
+        turns = few * _turns(turned)
+        count = tail_tiles.open_count(tiles) if SHARED in tiles.annotations else None
+        if count is None:
+            first = tirx.floordiv(step * number, turns)
+        else:  # a division of its own, before the tiles, and none in a step
+            share = tirx.floordiv(number << FRACTION, tirx.max(count, few) * _turns(turned))
+            first = tirx.shift_right(step * share, tirx.IntImm("int64", FRACTION))
+        lines = (first + index for index in range(-(-number // turns)))
         asked = [self._ask(tirx.min(line, number - 1)) for line in lines]
 
         def asking(loop: tirx.For, mutator: Any) -> Any:
@@ -161,7 +178,7 @@ class _Panel:
             asks = tvm_ffi.structural_mutate(loop, [(tirx.For, asking)])
             return tirx.IfThenElse(tiles.loop_var < tiles.annotations[ASKS], asks, rewriting.clone(loop))
 
-        ask_all = isinstance(tiles.extent, tirx.IntImm) and int(tiles.annotations[ASKS]) >= int(tiles.extent)
+        ask_all = count is not None or (isinstance(tiles.extent, tirx.IntImm) and few >= int(tiles.extent))
         return tvm_ffi.structural_mutate(tiles.body, [(tirx.For, asking if ask_all else first_tiles)])
 
     def _ask(self, line: Any) -> tirx.Evaluate:

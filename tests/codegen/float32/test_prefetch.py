@@ -15,7 +15,6 @@ from tvm.ir import Call, TensorLoad
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.float32.products.matmul import SHORTEST_PART, TYPICAL_ROWS, cuts
-from forge_pipeline.codegen.float32.products.open_matmul import FEW, choose_rows, panel_vectors
 from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.tir import primitives, rewriting
@@ -79,7 +78,7 @@ def lines(flat: Any, loops: list[tirx.For], around: tirx.For, turn: int) -> set[
 def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag: str) -> None:
     checked = 0
     for kernel in kernels(source, tag):
-        asked = [call for call in found(kernel.body, Call) if "llvm.prefetch" in str(call)]
+        asked = [call for call in found(kernel.body, Call) if is_prefetch(call)]
         if not asked:
             continue
         loops = sorted(rewriting.loops(kernel.body), key=lambda loop: -len(rewriting.loops(loop.body)))
@@ -112,25 +111,35 @@ def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag:
 
 
 @pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3"])
-def test_of_any_number_of_rows_the_tiles_that_a_short_one_has_ask_for_all_and_the_others_not(tag: str) -> None:
-    machine = Machine.of(Target.from_tag(tag))
-    width = panel_vectors(machine, 40, 160)
-    tiles = -(-FEW // choose_rows(machine, width, 40)[1])
-    trees = [kernel.body for kernel in kernels(dense(("batch", "rows"), 40, 160), tag)]
-    branches = [branch for tree in trees for branch in found(tree, tirx.IfThenElse) if is_about_tiles(branch.condition)]
-    assert min(int(branch.condition.b) for branch in branches) == tiles
-    for branch in branches:
-        assert not asks(branch.else_case)
-        lines_asked = sum("llvm.prefetch" in str(call) for call in found(branch.then_case, Call))
-        assert lines_asked * LINE * int(branch.condition.b) >= machine.lanes * width
+@pytest.mark.parametrize("rows", [16, 50, 400])
+def test_tiles_of_any_number_of_rows_share_what_they_ask_for(rows: int, tag: str) -> None:
+    """All lines of the next panel but for the last one, where shares are rounded; each tile asks for some."""
+    (kernel,) = (kernel for kernel in kernels(dense(("rows",), 40, 160), tag) if asks(kernel))
+    sizes = {kernel.params[0].ty.shape[0]: rows}
+    first = next(call for call in found(kernel.body, Call) if is_prefetch(call))
+    around = [loop for loop in found(kernel.body, tirx.For) if any(map(first.same_as, found(loop.body, Call)))]
+    panels, tiles, steps = sorted(around, key=lambda loop: -len(rewriting.loops(loop.body)))
+    loads = [load for call in found(steps.body, Call) if is_prefetch(call) for load in found(call, TensorLoad)]
+    size = int(loads[0].source.ty.shape[1]) * int(loads[0].source.ty.shape[2]) // LINE
+
+    def number(value: Any, tile: int, step: int) -> int:
+        known = {**sizes, panels.loop_var: 0, tiles.loop_var: tile, steps.loop_var: step}
+        return int(Analyzer().simplify(rewriting.substitute(value, known.get)))
+
+    count, places = number(tiles.extent, 0, 0), [offset(load.source, load.indices) for load in loads]
+    turns = range(int(steps.extent))
+    each = [{number(at, tile, step) // LINE for step in turns for at in places} for tile in range(count)]
+    asked = set().union(*each)
+    assert {*range(size, 2 * size - 1)} <= asked <= {*range(size, 2 * size)}
+    assert max(map(len, each)) <= -(-size // count) + len(loads)
 
 
-def is_about_tiles(condition: Any) -> bool:
-    return isinstance(condition, tirx.LT) and isinstance(condition.a, tirx.Var) and isinstance(condition.b, tirx.IntImm)
+def asks(kernel: tirx.PrimFunc) -> bool:
+    return any(map(is_prefetch, found(kernel.body, Call)))
 
 
-def asks(tree: Any) -> bool:
-    return any("llvm.prefetch" in str(call) for call in found(tree, Call))
+def is_prefetch(call: Call) -> bool:
+    return "llvm.prefetch" in str(call)
 
 
 def is_reduced(axis: Any) -> bool:

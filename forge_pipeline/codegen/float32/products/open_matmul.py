@@ -28,10 +28,13 @@ SERIAL_WORK = 1 << 17
 """Multiply-adds below which a product stays on one thread: some five microseconds, what waking another one takes."""
 
 FEW = 16
-"""The rows whose tiles ask for all of the next weights, where a call brings them."""
+"""The rows whose tiles ask for all of the next weights, where a call brings no more."""
 
 STEPS = 64
 """What an open number of steps is taken for."""
+
+FAR_WEIGHT_COST = 0.25
+"""Cycles that a vector of weights takes beside `machine.WEIGHT_COST`, where panel and rows outgrow the first cache."""
 
 PANEL = "forge.panel"
 """The annotation with the width of a packed panel of weights; 0 for a product of two activations."""
@@ -51,7 +54,10 @@ def choose_rows(machine: Machine, vectors: int, steps: int, lengths: Sequence[in
     found = []
     for rows in range(1, machine.registers):
         if rows == 1 or machine.fits(rows, vectors):
-            tile = machine.step_cycles(rows, vectors) * steps + machine.tile_cycles(rows, vectors)
+            step = machine.step_cycles(rows, vectors)
+            if lengths is ROWS and machine.item * steps * (machine.lanes * vectors + rows) > machine.l1:
+                step += FAR_WEIGHT_COST * vectors
+            tile = step * steps + machine.tile_cycles(rows, vectors)
             found.append((sum(-(-length // rows) * tile / length for length in lengths), -rows))
     cycles, rows = min(found)
     return cycles, -rows
@@ -163,7 +169,7 @@ def _split_rows(
         tiles = max(divisors(known // rows, tiles))
     m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)
     if not is_narrow(sch):
-        ask_for_next(sch, m_out, machine, min(tiles, -(-(known or FEW) // rows)))
+        ask_for_next(sch, m_out, machine, min(tiles, -(-(known or FEW) // rows)), shared=True)
     if rows > 1 and (known is None or known % rows):
         sch.annotate(m_out, TILES, rows)
     return m_block, m_out, m_in

@@ -182,6 +182,14 @@ def _with_whole_tiles(realize: SBlockRealize, counter: Any, tile: int) -> Any:
     return tirx.decl_buffer(shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
 
 
+def open_count(loop: tirx.For) -> Any | None:
+    """Return how many turns a marked loop over tiles has at most, where a call decides that."""
+    if TILES not in loop.annotations or isinstance(extent := _extent(loop), tirx.IntImm):
+        return None
+    tile = int(loop.annotations[TILES])
+    return tirx.min(loop.extent, tirx.floordiv(extent + (tile - 1), tile))
+
+
 def _extent(loop: tirx.For) -> Any:
     """Return the extent that a loop's tiles are cut from."""
     for realize in rewriting.realizes(loop):
