@@ -216,7 +216,7 @@ def test_a_signal_ends_a_program_that_waits_for_a_remote(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
         try:
             assert program.stdout is not None and program.stdout.readline() == "open\n"
-            until(lambda: {"read": "GET", "write": "PUT"}[way] in web.methods())
+            until(lambda: {"read": "GET", "write": "PUT"}[way] in web.methods(), seconds=SOON)
             others = _children(program.pid)
             program.send_signal(number)
             assert program.wait(5) == code  # it would wait ten seconds by itself
@@ -229,7 +229,7 @@ def test_a_carrier_leaves_when_its_parent_is_killed(web: Any, tmp_path: Path) ->
     web.faults["GET"] = faults.silent
     command = [sys.executable, "-c", USE, str(tmp_path / "store"), web.url, "read"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
-        until(lambda: "GET" in web.methods())
+        until(lambda: "GET" in web.methods(), seconds=SOON)
         (carrier,) = _children(program.pid)
         program.kill()
     _gone({carrier})
@@ -237,7 +237,7 @@ def test_a_carrier_leaves_when_its_parent_is_killed(web: Any, tmp_path: Path) ->
 
 def _gone(processes: set[int]) -> None:
     for process in processes:
-        until(lambda process=process: not Path(f"/proc/{process}").exists())
+        until(lambda process=process: not Path(f"/proc/{process}").exists(), seconds=SOON)
 
 
 def test_a_carrier_has_not_the_password_in_its_environment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SECONDS = 60.0  # far from what it takes, and from the minutes and hours for which something may hang
+SECONDS = 20.0  # far from what it takes
 
 
 def until(is_so: Callable[[], bool], *, seconds: float = SECONDS, pause: float = 0.01) -> None:
