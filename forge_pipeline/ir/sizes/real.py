@@ -1,7 +1,8 @@
 """Floats made of sizes: trees that are evaluated in their element type, one rounding an operation.
 
 Exporters compute sizes in floats (``floor(height * scale)``). Where each step is proved to be exact, or to be a single
-quotient that is rounded down or up next, the tree stands for a fraction of sizes; else it is kept as it is.
+quotient, with a whole number added or not, that is rounded down or up next, the tree stands for a fraction of sizes;
+else it is kept as it is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from forge_pipeline.ir.sizes.polynomial import MAX_WEIGHT, Substitution
 MANTISSA: Final[Mapping[str, int]] = {"float16": 11, "float32": 24, "float64": 53}
 """Element types that floats made of sizes may have, and how many bits of a whole number they hold."""
 
+MOST_ROUNDINGS: Final = 2
+"""Of a quotient, and of its sum with a whole number."""
+
 Operation = Literal[
     "whole", "number", "add", "sub", "mul", "div", "min", "max", "neg", "abs", "floor", "ceil", "round", "sqrt", "cast"
 ]
@@ -59,10 +63,10 @@ class Real:
     """A float of element type ``dtype``. Made by the functions below; never changed.
 
     ``fraction`` is what it is equal to, once every size in ``needs`` is at most what the type holds as a whole number;
-    with ``rounded``, the fraction is rounded once to the type. None where that is not known.
+    ``roundings`` to the type, two at most, are between the two. None where that is not known.
     """
 
-    __slots__ = ("_text", "args", "dtype", "fraction", "names", "needs", "op", "rounded", "weight")
+    __slots__ = ("_text", "args", "dtype", "fraction", "names", "needs", "op", "roundings", "weight")
 
     def __init__(
         self,
@@ -71,14 +75,16 @@ class Real:
         args: tuple[Real | Whole | float, ...],
         *,
         fraction: Fraction | None = None,
-        rounded: bool = False,
+        roundings: int = 0,
     ) -> None:
-        self.op, self.dtype, self.args, self.fraction, self.rounded = op, dtype, args, fraction, rounded
+        self.op, self.dtype, self.args, self.fraction, self.roundings = op, dtype, args, fraction, roundings
         parts = [arg for arg in args if isinstance(arg, Real)]
         self.names: frozenset[str] = frozenset().union(*(part.names for part in parts))
         self.needs: frozenset[Whole] = frozenset().union(*(part.needs for part in parts))
-        if fraction is not None and not _fits(fraction[0], dtype):
-            self.needs |= {fraction[0]}
+        numerators = [] if fraction is None else [fraction[0]]
+        if roundings == MOST_ROUNDINGS:
+            numerators = [2 * each for each in (*numerators, *(part.fraction[0] for part in parts if part.fraction))]
+        self.needs |= {numerator for numerator in numerators if not _fits(numerator, dtype)}
         self.weight: int = 1 + sum(part.weight for part in parts)
         if op == "whole" and not isinstance(args[0], (Real, float)):
             self.names, self.weight = names(args[0]), 1 + weight(args[0])
@@ -178,16 +184,15 @@ def apply(op: Operation, dtype: str, *args: Real) -> Real:
     fractions = [arg.fraction for arg in args]
     if any(fraction is None for fraction in fractions):
         return Real(op, dtype, args)
-    rounded = any(arg.rounded for arg in args)
-    fraction, inexact = _fraction(op, [fraction for fraction in fractions if fraction], rounded, args)
+    fraction, roundings = _fraction(op, [fraction for fraction in fractions if fraction], args)
     if fraction is not None and _grows_too_fast(fraction[0], dtype):
-        fraction = None
-    return Real(op, dtype, args, fraction=fraction, rounded=inexact)
+        fraction, roundings = None, 0
+    return Real(op, dtype, args, fraction=fraction, roundings=roundings)
 
 
 def compared(a: Real, b: Real) -> tuple[Whole, Whole] | None:
     """Return two sizes that compare as the two floats do, None where that is not proved."""
-    if a.fraction is None or b.fraction is None or a.rounded or b.rounded:
+    if a.fraction is None or b.fraction is None or a.roundings or b.roundings:
         return None
     return a.fraction[0] * b.fraction[1], b.fraction[0] * a.fraction[1]
 
@@ -203,52 +208,56 @@ def _grows_too_fast(size: Whole, dtype: str) -> bool:
     return not isinstance(size, int) and max(abs(c) for m, c in size.terms if m) > 1 << max(0, MANTISSA[dtype] - 16)
 
 
-def _fraction(
-    op: Operation, fractions: list[Fraction], rounded: bool, args: tuple[Real, ...]
-) -> tuple[Fraction | None, bool]:
-    """Return what the result is equal to, and whether it is rounded to the type.
+def _fraction(op: Operation, fractions: list[Fraction], args: tuple[Real, ...]) -> tuple[Fraction | None, int]:
+    """Return what the result is equal to, and how often it is rounded to the type.
 
     A quotient of two whole numbers that the type holds, rounded to it, has the floor and the ceiling of the quotient:
-    it lies further from the next whole number than half a unit of the last place, or is one.
+    it lies further from the next whole number than half a unit of the last place, or is one. So has the sum of such a
+    quotient and a whole number where the type holds twice the numerators of both: the two roundings move it by less
+    than one part of the denominator.
     """
     a, p = fractions[0]
+    roundings = sum(arg.roundings for arg in args)
     if op == "floor":
-        return (floordiv(a, p), 1), False
+        return (floordiv(a, p), 1), 0
     if op == "ceil":
-        return (ceildiv(a, p), 1), False
+        return (ceildiv(a, p), 1), 0
     if op == "neg":
-        return (-a, p), rounded
-    if rounded:
-        return None, False
+        return (-a, p), roundings
+    if roundings and not (op in ("add", "sub") and _is_whole(args[0]) + _is_whole(args[1]) == roundings == 1):
+        return None, 0
     if op in ("round", "cast") or op == "abs":
         low = bounds(a)[0]
         same = (p == 1) if op == "round" else (op == "cast" or (low is not None and low >= 0))
-        return ((a, p) if same else None), False
+        return ((a, p) if same else None), 0
     if op == "sqrt" or len(fractions) != 2:
-        return None, False
+        return None, 0
     b, q = fractions[1]
     if op == "div":
         return _divided(a, p, b, q, args[1])
     if op == "mul":
-        return _reduced(a * b, p * q), False
+        return _reduced(a * b, p * q), 0
+    if op not in ("add", "sub"):
+        return None, 0
     common = math.lcm(p, q)
     left, right = a * (common // p), b * (common // q)
-    if op == "add":
-        return _reduced(left + right, common), False
-    if op == "sub":
-        return _reduced(left - right, common), False
-    return None, False
+    total = left + right if op == "add" else left - right
+    return ((total, common), MOST_ROUNDINGS) if roundings else (_reduced(total, common), 0)
 
 
-def _divided(a: Whole, p: int, b: Whole, q: int, divisor: Real) -> tuple[Fraction | None, bool]:
+def _is_whole(value: Real) -> bool:
+    return value.fraction is not None and value.fraction[1] == 1 and not value.roundings
+
+
+def _divided(a: Whole, p: int, b: Whole, q: int, divisor: Real) -> tuple[Fraction | None, int]:
     if a == b and p == q:
-        return (1, 1), False
+        return (1, 1), 0
     if not isinstance(b, int) or b <= 0 or divisor.op != "number":
-        return None, False
+        return None, 0
     numerator, denominator = a * q, p * b
     if denominator & (denominator - 1) == 0:
-        return _reduced(numerator, denominator), False
-    return ((a, b), True) if p == q == 1 else (None, False)
+        return _reduced(numerator, denominator), 0
+    return ((a, b), 1) if p == q == 1 else (None, 0)
 
 
 def _reduced(numerator: Whole, denominator: int) -> Fraction:

@@ -31,6 +31,8 @@ EXACT = {
     "ceil(n / 3)": (floats(N, ("div", 3.0), ("ceil",)), e.ceildiv(N, 3)),
     "floor(n / 3)": (floats(N, ("div", 3.0), ("floor",)), e.floordiv(N, 3)),
     "floor(n * 1.5 + 0.5)": (floats(N, ("mul", 1.5), ("add", 0.5), ("floor",)), e.floordiv(3 * N + 1, 2)),
+    "ceil((n - 3) / 5 + 1)": (floats(N - 3, ("div", 5.0), ("add", 1.0), ("ceil",)), e.ceildiv(N + 2, 5)),
+    "floor(n / 7 - 2)": (floats(N, ("div", 7.0), ("sub", 2.0), ("floor",)), e.floordiv(N - 14, 7)),
     "n / 2 cut": (floats(N, ("div", 2.0)), e.floordiv(N, 2)),
     "round(n)": (floats(N, ("round",)), N),
 }
@@ -49,14 +51,17 @@ def test_what_is_exact_says_up_to_where():
     assert floats(e.extent("n", 1000), ("mul", 2.0)).to_whole() == 2 * N
 
 
-@pytest.mark.parametrize("steps", [(("mul", 1 / 3), ("floor",)), (("div", 3.0), ("mul", 3.0)), (("sqrt",), ("floor",))])
+@pytest.mark.parametrize(
+    "steps",
+    [(("mul", 1 / 3), ("floor",)), (("div", 3.0), ("mul", 3.0)), (("div", 3.0), ("add", 0.1)), (("sqrt",), ("floor",))],
+)
 def test_what_is_rounded_on_the_way_stays_as_it_is(steps):
     found = floats(N, *steps)
     whole = found.to_whole(assuming=True)
     for n in (0, 1, 2, 3, 9, 10, 49, 100, 12345, (1 << 24) + 1):
         value = SINGLE(n)
         for op, *constants in steps:
-            call = {"mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "floor": np.floor}[op]
+            call = {"add": np.add, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt, "floor": np.floor}[op]
             value = call(value, *(SINGLE(constant) for constant in constants))
         assert e.evaluate(whole, {"n": n}) == int(value)
 
@@ -75,6 +80,23 @@ def test_a_rounded_quotient_has_the_floor_and_the_ceiling_of_the_quotient(n, div
     quotient = SINGLE(n) / SINGLE(divisor)
     assert int(np.floor(quotient)) == n // divisor
     assert int(np.ceil(quotient)) == -(-n // divisor)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(-(1 << 23), 1 << 23), st.integers(1, 4096), st.integers(-(1 << 23), 1 << 23))
+def test_a_whole_number_added_to_a_rounded_quotient_keeps_floor_and_ceiling(n, divisor, total):
+    """``total`` is the numerator of the sum: both numerators are at most half of what the type holds."""
+    added = (total - n) // divisor
+    total = n + added * divisor
+    if abs(total) > 1 << 23:
+        return
+    result = SINGLE(n) / SINGLE(divisor) + SINGLE(added)
+    assert int(np.floor(result)) == total // divisor
+    assert int(np.ceil(result)) == -(-total // divisor)
+
+
+def test_a_sum_with_a_rounded_quotient_needs_half_the_range():
+    assert floats(N, ("div", 5.0), ("add", 1.0)).needs == {N, 2 * N, 2 * N + 10}
 
 
 def test_one_size_over_another_is_kept_and_evaluated():
