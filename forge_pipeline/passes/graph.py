@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data.mapped import MappedFile, array_of, mapped_file_of, mapped_files, tensor_of
+from forge_pipeline.ir.sizes.analysis import NOTHING, Sizes, analyse
 from forge_pipeline.ir.tensors import byte_count
 from forge_pipeline.ir.traversal import needs, nodes_below, subgraphs
 from forge_pipeline.ir.values import unused
 from forge_pipeline.passes.nodes import clone, names_within, rename_inputs, topological
-from forge_pipeline.passes.value_types import SMALL, Shape, Types, infer_model_types
+from forge_pipeline.passes.value_types import SMALL, OpenShape, Shape, Types, infer_model_types
 
 Array = np.ndarray[Any, Any]
 
@@ -59,6 +61,7 @@ class GraphState:
         self._users: dict[str, dict[int, int]] = {}
         self._names: set[str] = set() if self._around is None else self._around
         self._types: Types | None = None
+        self._sizes: Sizes | None = None
         for tensor in graph.initializer:
             self._constants[tensor.name] = tensor
         for node in graph.node:
@@ -178,9 +181,18 @@ class GraphState:
         known = tuple(dim for dim in shape if isinstance(dim, int))
         return known if len(known) == len(shape) else None
 
+    def open_shape(self, name: str) -> OpenShape | None:
+        """Return a value's shape, open sizes as expressions where they hold for every call that ONNX accepts."""
+        static = self.static_shape(name)
+        if static is not None:
+            return static
+        if self._sizes is None:
+            self._sizes = sizes_of(self)
+        return self._sizes.shape(name) or self.shape(name)
+
     def rank(self, name: str) -> int | None:
         """Return a value's number of dimensions, or None."""
-        shape = self.shape(name)
+        shape = self.shape(name) or self.open_shape(name)
         return None if shape is None else len(shape)
 
     def elem_type(self, name: str) -> int:
@@ -225,6 +237,14 @@ class GraphState:
 def infer_types(graph: GraphState) -> Types:
     """Infer the types of all values of ``graph``; values that inference does not understand are left out."""
     return Types(infer_model_types(skeleton(graph)))
+
+
+def sizes_of(graph: GraphState) -> Sizes:
+    """Return the sizes of all values as they hold for every call that ONNX accepts."""
+    try:
+        return analyse(skeleton(graph), assuming=False)
+    except ModelError:
+        return NOTHING  # sizes that cannot agree: whoever runs the model says so
 
 
 def skeleton(graph: GraphState) -> ModelProto:
@@ -384,7 +404,7 @@ class Graph(GraphState):
 
     def forget_types(self) -> None:
         """Have types inferred anew when they are next asked for."""
-        self._types = None
+        self._types = self._sizes = None
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -413,4 +433,4 @@ class Graph(GraphState):
     def unstate(self) -> None:
         """Drop everything that is stated about inner values."""
         self._stated = []
-        self._types = None
+        self.forget_types()

@@ -83,7 +83,7 @@ PASSES = Registry(
             "fusion.linear", "MergeLinear", "linear", "linear operators in a row, where one is less work"
         ),
         "mix-before-resize": _row(
-            "fusion.linear", "MixBeforeResize", "linear", "pointwise Conv before Resize, Concat into Add"
+            "fusion.mix_before_resize", "MixBeforeResize", "linear", "pointwise Conv before Resize, Concat into Add"
         ),
         "fuse-layernorm": _row(
             "fusion.normalization", "FuseLayerNorm", "fusion", "-> LayerNormalization (operator set 17)"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import onnx
 from onnx import ModelProto, TensorProto, TypeProto
 
+from forge_pipeline.ir.sizes.expression import Whole
+
 Shape = tuple[int | str | None, ...]
+OpenShape: TypeAlias = "tuple[Whole | str | None, ...]"
+"""Numbers and expressions; symbols of ONNX's shape inference, which are equal to themselves, and None."""
 SMALL = 4096  # bytes: constants up to this size may be shapes, axes or scales, which inference reads
 
 

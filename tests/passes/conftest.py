@@ -19,12 +19,12 @@ SETTINGS = VerifySettings(rtol=1e-5, atol=1e-6, samples=4, seed=0, dims={})
 def _model(
     text_nodes: list[onnx.NodeProto],
     inputs: Mapping[str, Any],
-    outputs: list[str],
+    outputs: list[str] | Mapping[str, Any],
     constants: Mapping[str, Any] | None = None,
     *,
     opset: int = 17,
 ) -> onnx.ModelProto:
-    """Build a checked model; an input is a float shape or ``(elem_type, shape)``; output types are inferred."""
+    """Build a checked model; an input is a float shape or ``(elem_type, shape)``; outputs are inferred or given."""
 
     def described(name: str, spec: Any) -> onnx.ValueInfoProto:
         elem_type, shape = spec if isinstance(spec, tuple) else (TensorProto.FLOAT, spec)
@@ -40,7 +40,10 @@ def _model(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     known = onnx.shape_inference.infer_shapes(model, data_prop=True)
     del model.graph.output[:]
-    model.graph.output.extend(known.graph.output)
+    if isinstance(outputs, Mapping):
+        model.graph.output.extend(described(name, spec) for name, spec in outputs.items())
+    else:
+        model.graph.output.extend(known.graph.output)
     onnx.checker.check_model(model)
     return model
 

@@ -292,6 +292,16 @@ def parallel_outside(sch: Schedule, outer: Sequence[LoopRV], machine: Machine, w
         parallel_if_worth(sch, fuse_where_provable(sch, leading), work)
 
 
+def _share_tiles(sch: Schedule, block: SBlockRV, outer: Sequence[LoopRV], tiles: LoopRV | None, work: int) -> None:
+    """Share out the loops around a copy that exchanges axes, or its tiles where those loops are a batch's alone."""
+    turns, inner = ([extent(sch, loop) for loop in loops] for loops in (outer, sch.get_loops(block)[-2:]))
+    is_large = work_of([1, *inner]) >= SERIAL_WORK
+    if tiles is not None and is_large and set(turns) <= {1, None} and turns.count(None) <= 1:
+        sch.annotate(tiles, transposed_tiles.THREADS, 1)
+    elif outer:
+        parallel_if_worth(sch, fuse_where_provable(sch, outer), work)
+
+
 def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Schedule an elementwise block: vectors along the innermost axis, threads over the others."""
     transposed_tiles.part_last(sch, block)
@@ -305,10 +315,9 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         sch.annotate(block, EDGES, len(loops) - 1)
         parallel_if_worth(sch, fuse_where_provable(sch, loops[:-1]), work)
         return
-    outer = transposed_tiles.transpose(sch, block, machine) if not is_select(sch, block) else None
-    if outer is not None:
-        if outer:
-            parallel_if_worth(sch, fuse_where_provable(sch, outer), work)
+    transposed = transposed_tiles.transpose(sch, block, machine) if not is_select(sch, block) else None
+    if transposed is not None:
+        _share_tiles(sch, block, *transposed, work)
         return
     last = extents[-1]
     if last is not None and last % lanes == 0 and (len(loops) > 1 or _moves_vectors(sch.get(block), lanes)):

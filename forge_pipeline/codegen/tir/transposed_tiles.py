@@ -7,7 +7,7 @@ places. LLVM has one instruction for each of these vectors. The last tiles are m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,12 @@ from forge_pipeline.codegen.tir.machine import Machine
 TILE = "forge.transposed"
 """The annotation of a loop along what is read, around one along what is written: how many rows a tile has."""
 
+THREADS = "forge.transposed_threads"
+"""The annotation of such a loop whose tiles threads share, as those around it have one turn."""
+
+SHARED = 16
+"""Turns of a loop that are enough for threads; an open number is taken for as many."""
+
 LEAST = 4
 KINDS = ("float32", "int32", "uint32", "float16")
 BYTES = ("uint8", "int8")
@@ -34,8 +40,10 @@ LINE = 64
 """Bytes of a line of a cache."""
 
 
-def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] | None:
-    """Mark the loops of a copy that reads along another axis than it writes; return the loops around them, or None.
+def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> tuple[list[LoopRV], LoopRV | None] | None:
+    """Mark the loops of a copy that reads along another axis than it writes; None where it is no such copy.
+
+    Return the loops around them, and the one whose tiles threads may share.
 
     A last axis that is shorter than a tile is left to LLVM, which takes some vectors' numbers in turns.
     """
@@ -59,9 +67,9 @@ def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> list[LoopRV] 
     sch.reorder(*outer, inner, loops[-1])
     if is_short:
         sch.unroll(loops[-1])
-    else:
-        sch.annotate(inner, TILE, rows)
-    return outer
+        return outer, None
+    sch.annotate(inner, TILE, rows)
+    return outer, inner
 
 
 def part_last(sch: Schedule, block: SBlockRV) -> None:
@@ -99,7 +107,7 @@ def _read_along(sch: Schedule, block: SBlockRV, axes: list[Any]) -> tuple[int, i
         return None
     found, analyzer = [], _knowing((axis.var, axis.dom) for axis in sch.get(block).iter_vars)
     for region in sch.get(block).reads:
-        places = [analyzer.simplify(item.min) for item in region.region]
+        places = [analyzer.simplify(place) for place in _stepping(region.source, [item.min for item in region.region])]
         if not any(rewriting.reads(place, axes[-1]) for place in places) or rewriting.reads(places[-1], axes[-1]):
             continue
         place, part = places[-1], None
@@ -148,7 +156,11 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
     store = _simplified(rewriting.substitute(own, bound.get), ranges)
     reads: list[Any] = []
     tvm_ffi.structural_walk(store.value, [(TensorLoad, reads.append)])
-    across = [load for load in reads if any(rewriting.reads(place, row.loop_var) for place in load.indices[:-1])]
+    across = [
+        load
+        for load in reads
+        if any(rewriting.reads(place, row.loop_var) for place in _stepping(load.source, load.indices)[:-1])
+    ]
     if not across or not all(tvm_ffi.structural_equal(load, across[0]) for load in across):
         return None
     load = across[0]
@@ -156,33 +168,38 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
         return None
     stages = [_local(load, rows, stage) for stage in range(rows.bit_length())]
     buffers += stages
-    kind = loop.loop_var.ty.dtype
+    width = loop.loop_var.ty.dtype
 
     def at(tree: Any, along: Any, place: Any) -> Any:
         names = {loop.loop_var: along, row.loop_var: place}
         return rewriting.substitute(tree, lambda seen: next((n for v, n in names.items() if seen.same_as(v)), None))
 
     count = _beside(load, row.extent, rows)
-    tile, turn, beside = (tirx.Var(name, kind) for name in ("tile", "turn", "beside"))
+    tile, turn, beside = (tirx.Var(name, width) for name in ("tile", "turn", "beside"))
     first = tirx.min(turn * rows, loop.extent - rows) + loop.min
     start = tirx.min((tile * count + beside) * rows, row.extent - rows) + row.min
     steps: list[Any] = []
     for number in range(rows):
-        lane = tirx.Var("lane", kind)
+        lane = tirx.Var("lane", width)
         value = tirx.BufferStore(stages[0], at(load, first + lane, start + number), [number * rows + lane])
         steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, value))
     for source, made in pairwise(stages):
         steps += _take_turns(source, made, rows)
     for number in range(rows):
-        lane = tirx.Var("lane", kind)
+        lane = tirx.Var("lane", width)
         found = tirx.BufferLoad(stages[-1], [number * rows + lane])
         value = _replaced(store.value, load, found)
         places = [at(place, first + number, start + lane) for place in store.indices]
         content = tirx.BufferStore(store.buffer, at(value, first + number, start + lane), places)
         steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, content))
     whole = tirx.For(beside, 0, count, tirx.ForKind.SERIAL, tirx.SeqStmt(steps))
-    inner = tirx.For(turn, 0, _up(loop.extent, rows), tirx.ForKind.SERIAL, whole)
-    tiles = tirx.For(tile, 0, _up(row.extent, rows * count), tirx.ForKind.SERIAL, inner)
+    turns = [(tile, _up(row.extent, rows * count)), (turn, _up(loop.extent, rows))]
+    is_shared = THREADS in loop.annotations
+    kind = tirx.ForKind.PARALLEL if is_shared else tirx.ForKind.SERIAL
+    if is_shared and _count(turns[0][1]) < min(SHARED, _count(turns[1][1])):
+        turns.reverse()
+    (outer, outer_count), (inner, inner_count) = turns
+    tiles = tirx.For(outer, 0, outer_count, kind, tirx.For(inner, 0, inner_count, tirx.ForKind.SERIAL, whole))
     enough = Analyzer().simplify(tirx.all(loop.extent >= rows, row.extent >= rows))
     if isinstance(enough, tirx.IntImm):
         return tiles if int(enough) else None
@@ -197,6 +214,14 @@ def _beside(load: Any, extent: Any, rows: int) -> int:
     """
     wide = max(LINE // (rows * DataType(str(load.source.ty.dtype)).bits // 8), 1)
     return wide if isinstance(extent, tirx.IntImm) and int(extent) % (wide * rows) == 0 else 1
+
+
+def _stepping(source: Any, places: Sequence[Any]) -> list[Any]:
+    """Return places without last ones that are always zero, as a row's mean has one: the one before steps by one."""
+    count = len(places)
+    while count > 1 and isinstance(source.ty.shape[count - 1], tirx.IntImm) and int(source.ty.shape[count - 1]) == 1:
+        count -= 1
+    return list(places[:count])
 
 
 def _knowing(ranges: Iterable[tuple[Any, Range]]) -> Analyzer:
@@ -220,6 +245,10 @@ def _simplified(store: Any, ranges: Iterable[tuple[Any, Range]]) -> Any:
 
 def _up(extent: Any, rows: int) -> Any:
     return Analyzer().simplify((extent + (rows - 1)) // rows)
+
+
+def _count(turns: Any) -> int:
+    return int(turns) if isinstance(turns, tirx.IntImm) else SHARED
 
 
 def _is_next(place: Any, variable: Any) -> bool:

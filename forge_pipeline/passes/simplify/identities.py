@@ -95,7 +95,8 @@ def _resize(graph: Graph, node: NodeProto) -> str | None:
     if attribute(node, "coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
         return None
     if len(node.input) > 3 and node.input[3]:
-        return _same_shape(graph, node)
+        before, after = graph.open_shape(node.input[0]), graph.open_shape(node.output[0])
+        return str(node.input[0]) if before is not None and None not in before and before == after else None
     scales = graph.array(node.input[-1]) if len(node.input) in (2, 3) and node.input[-1] else None
     if is_op(node, "Resize") and graph.opset() == 10 and len(node.input) == 2:
         scales = graph.array(node.input[1])

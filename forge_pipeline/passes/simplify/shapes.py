@@ -8,12 +8,11 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
-from forge_pipeline.errors import ModelError
-from forge_pipeline.ir.sizes.analysis import Sizes, analyse
+from forge_pipeline.ir.sizes.analysis import Sizes
 from forge_pipeline.ir.sizes.expression import Size
 from forge_pipeline.passes.contract import Annotation, Equality, NoOptions, Transformation, verified
 from forge_pipeline.passes.data_movement.chains import copied_entries
-from forge_pipeline.passes.graph import Array, Graph, skeleton
+from forge_pipeline.passes.graph import Array, Graph, sizes_of, skeleton
 from forge_pipeline.passes.nodes import attribute, is_op
 
 MAX_ENTRIES: Final = 64
@@ -31,11 +30,7 @@ class FoldShapes(Transformation[NoOptions]):
 
     def call(self, graph: Graph) -> int:
         """Take what is known as it was before the first edit: values keep their meaning."""
-        try:
-            sizes = analyse(skeleton(graph), assuming=False)
-        except ModelError:
-            return 0  # sizes that cannot agree: whoever runs the model says so
-        changes = 0
+        changes, sizes = 0, sizes_of(graph)
         for node in graph.nodes:
             if self._constant(graph, node, sizes):
                 changes += 1

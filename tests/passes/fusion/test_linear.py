@@ -174,6 +174,47 @@ def test_images_of_any_size_that_are_enlarged_by_a_factor_are_mixed_before(
 
 
 @pytest.mark.parametrize("opset", [13, 18])
+def test_tokens_become_an_image_of_any_size_and_are_enlarged_to_another(
+    opset: int, model: Any, run_passes: Any, operators: Any
+) -> None:
+    """A SegFormer's decoder as PyTorch exports it: every size is computed from the shape of an image."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "c"], ["s"], strides=[2, 2], pads=[1] * 4),
+        node("Shape", ["s"], ["ss"]),
+        *(node("Slice", ["ss", f"i{at}", f"i{at + 1}"], [f"s{at}"]) for at in (0, 2, 3)),
+        node("Concat", ["s0", "n8", "open"], ["flat"], axis=0),
+        node("Reshape", ["s", "flat"], ["f"]),
+        node("Transpose", ["f"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["t", "v"], ["m"]),
+        node("Add", ["m", "a"], ["p"]),
+        node("Transpose", ["p"], ["u"], perm=[0, 2, 1]),
+        node("Concat", ["s0", "n12", "s2", "s3"], ["square"], axis=0),
+        node("Reshape", ["u", "square"], ["i"]),
+        node("Shape", ["i"], ["si"]),
+        node("Slice", ["si", "i0", "i2"], ["channels"]),
+        node("Shape", ["x"], ["sx"]),
+        node("Slice", ["sx", "i2", "i4"], ["pixels"]),
+        node("Concat", ["channels", "pixels"], ["sizes"], axis=0),
+        _resize("i", "r", sizes="sizes"),
+        node("Concat", ["x", "r"], ["j"], axis=1),
+        node("Conv", ["j", "w"], ["y"]),
+    ]
+    constants = {"c": _normal(8, 2, 3, 3), "v": _normal(8, 12), "a": _normal(12), "w": _normal(4, 14, 1, 1)}
+    constants |= {"n8": np.array([8]), "n12": np.array([12]), "open": np.array([-1])}
+    constants |= {f"i{at}": np.array([at]) for at in range(5)}
+    image = ["batch", 2, "height", "width"]
+    made = model(nodes, {"x": image}, {"y": ["batch", 4, "height", "width"]}, constants, opset=opset)
+    outcome = run_passes(made, {"repeat": ["mix-before-resize", "merge-linear", "remove-dead"]})
+    found = [each for each in operators(outcome.model) if each not in ("Shape", "Slice", "Concat")]
+    assert sorted(found) == sorted(
+        ["Conv", "Reshape", "Transpose", "MatMul", "Add", "Transpose", "Reshape", "Resize", "Conv", "Add"]
+    )
+    assert [8, 4] in [list(tensor.dims) for tensor in outcome.model.graph.initializer]  # 12 channels are not made
+    assert outcome.unverified == {}
+
+
+@pytest.mark.parametrize("opset", [13, 18])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("large", [0, 1, 2])
 def test_images_that_were_joined_are_added_up(
@@ -232,3 +273,13 @@ def test_a_resize_to_the_size_that_is_there_goes(model: Any, run_passes: Any, op
     made = model([_resize("x", "r", sizes="s"), helper.make_node("Relu", ["r"], ["y"])], {"x": [1, 3, 4, 4]}, ["y"],
                  {"s": np.array([1, 3, 4, 4])})  # fmt: skip
     assert operators(run_passes(made, "remove-identities").model) == ["Relu"]
+
+
+def test_a_resize_to_an_open_size_that_is_there_goes(model: Any, run_passes: Any, operators: Any) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Relu", ["x"], ["i"]),
+        _resize("i", "y", sizes="shape"),
+    ]
+    made = model(nodes, {"x": ["batch", 3, "height", "width"]}, ["y"], {})
+    assert operators(run_passes(made, "remove-identities", "remove-dead").model) == ["Relu"]
