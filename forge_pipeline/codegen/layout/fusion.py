@@ -231,7 +231,12 @@ def _kernel(value: relax.Expr) -> str | None:
 
 
 def _reads(value: relax.Expr) -> list[Any]:
-    """Return the variables that a binding reads, each as often as it does."""
+    """Return the values that a binding reads, each as often as it does; extents are variables too, and left out."""
     found: list[Any] = []
-    relax.analysis.post_order_visit(value, lambda item: found.append(item) if isinstance(item, relax.Var) else None)
+
+    def look(item: Any) -> None:
+        if isinstance(item, relax.Var) and isinstance(item.ty, relax.TensorType | relax.TupleType):
+            found.append(item)
+
+    relax.analysis.post_order_visit(value, look)
     return found

@@ -45,6 +45,7 @@ class Scope:
     values: dict[str, relax.Expr] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)
     casts: dict[str, set[str]] = field(default_factory=dict)
+    made: dict[Any, relax.Expr] = field(default_factory=dict)
 
     def known(self, name: str) -> Known:
         """Return what is known of a value."""

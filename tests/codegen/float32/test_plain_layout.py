@@ -242,3 +242,19 @@ def test_axes_are_exchanged_in_registers_where_a_shape_was_changed_before(perm: 
     moves = [kernel.script() for name, kernel in kernels.functions_items() if "transp" in name.name_hint]
     assert ["tile0" in script for script in moves] == [perm[-1] != 3]
     assert_same(source, [{}], terms=1)
+
+
+def test_normalized_rows_of_any_number_become_columns_in_registers_and_threads_share_them() -> None:
+    """A mean and a scale for each row are read beside what is exchanged."""
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "scale", "shift"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["y"], perm=[0, 2, 1]),
+    ]
+    scale, shift = np.linspace(0.5, 2, 512, dtype=np.float32), np.linspace(-1, 1, 512, dtype=np.float32)
+    source = model(nodes, {"x": ("batch", "rows", 512)}, {"scale": scale, "shift": shift})
+    kernels = lower(import_model(prepare(source)), Target.from_tag("x86-64/v3"), TILED).module
+    (move,) = (kernel.script() for name, kernel in kernels.functions_items() if name.name_hint.endswith("transpose"))
+    assert "tile0" in move
+    assert "T.parallel" in move
+    sizes = [{"batch": batch, "rows": rows} for batch, rows in ((1, 3), (1, 16), (2, 77), (3, 400))]
+    assert_same(source, sizes, terms=2000)

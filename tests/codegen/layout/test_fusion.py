@@ -43,6 +43,31 @@ def test_a_kernel_has_no_more_functions_in_a_row_than_can_be_written_out(operato
     assert times**2 <= MOST_NAMED < times**3
 
 
+@pytest.mark.parametrize("rows", [7, "rows"])
+def test_open_sizes_do_not_count_as_values_that_a_chain_names(rows: int | str) -> None:
+    """GELU by tanh, spelt out as GPT-2's exporter does: one kernel with the product before it."""
+    node = helper.make_node
+    nodes = [
+        node("MatMul", ["x", "w"], ["p"]),
+        node("Mul", ["p", "p"], ["p2"]),
+        node("Mul", ["p2", "p"], ["p3"]),
+        node("Mul", ["p3", "a"], ["c"]),
+        node("Add", ["p", "c"], ["s"]),
+        node("Mul", ["s", "b"], ["u"]),
+        node("Tanh", ["u"], ["t"]),
+        node("Add", ["t", "one"], ["g"]),
+        node("Mul", ["p", "half"], ["h"]),
+        node("Mul", ["h", "g"], ["y"]),
+    ]
+    constants = {"a": 0.044715, "b": 0.7978846, "one": 1.0, "half": 0.5}
+    arrays = {name: np.array(value, np.float32) for name, value in constants.items()}
+    arrays["w"] = np.random.default_rng(0).normal(size=(32, 64)).astype(np.float32)
+    source = model(nodes, {"x": ("batch", rows, 32)}, arrays)
+    kernels = lower(import_model(prepare(source)), HOST, OPTIONS).module
+    names = {name.name_hint.removesuffix("_of_one") for name, _ in kernels.functions_items()} - {"main"}
+    assert names == {"fused_dense_multiply_multiply_multiply1_add_multiply2_tir_tanh_add1_multiply3_multiply"}
+
+
 def test_a_long_chain_computes_what_its_operators_do() -> None:
     import onnxruntime as ort
 

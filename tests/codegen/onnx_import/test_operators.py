@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
@@ -247,6 +248,20 @@ def test_one_library_transforms_signals_of_any_length(inverse: int, model_of: Ma
     for length in (1, 6, 31):
         x = array(2, length, 2)
         assert_close(engine(x)[0], session.run(None, {"x": x})[0], within=1e-4)
+
+
+def test_two_transforms_of_one_length_share_their_matrix(model_of: Make, stock: Options) -> None:
+    model = model_of("DFT", {"x": ([2, "length", 2], FLOAT)}, axis=1, opset=17)
+    (name,) = (value.name for value in model.graph.output)
+    model.graph.node.append(onnx.helper.make_node("DFT", [name], ["twice"], axis=1))
+    model.graph.output[0].name = "twice"
+    imported = import_model(prepare(model))
+    assert str(imported["main"]).count("fourier_matrix,") == 1
+    options = dataclasses.replace(stock, generator="auto", opt_level=3)
+    engine = Engine(build(model, Target.from_tag("host"), options).to_bytes(), threads=1)
+    x = array(2, 31, 2)
+    again = np.roll(x[:, ::-1], 1, axis=1)
+    assert_close(engine(x)[0], 31 * again, within=1e-4)
 
 
 def test_a_mean_of_a_window_larger_than_the_image_is_that_of_the_image_where_results_are_rounded_up() -> None:

@@ -46,7 +46,11 @@ class _Transform:
             length, given, wanted = (int(size) for size in sizes if isinstance(size, int))
             if given * wanted * self.parts[0] * self.parts[1] <= LARGEST:
                 return node.const(self._numbers(length, given, wanted), dtype)
-        return node.kernel(self._computed(dtype), sizes=sizes, name="fourier_matrix")
+        made = node.scope.made.get((self, dtype))
+        if made is None:
+            made = node.emit(node.kernel(self._computed(dtype), sizes=sizes, name="fourier_matrix"))
+            node.scope.made[self, dtype] = made
+        return made
 
     def _numbers(self, length: int, given: int, wanted: int) -> Array:
         n, k = np.arange(given)[:, None], np.arange(wanted)[None]
