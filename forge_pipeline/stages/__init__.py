@@ -17,7 +17,7 @@ STAGES = Registry(
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
-                name="fold", version=9, takes={"model": "load"}, gives="model",
+                name="fold", version=10, takes={"model": "load"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/fold",
             ),
             Stage(
@@ -33,7 +33,7 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=93, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=94, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump"), joint=Joint(code="combine", version=1),
             ),

@@ -115,10 +115,14 @@ class Scope:
 
     def before_reshape(self, value: relax.Expr) -> relax.Expr | None:
         """Return what a value is in another shape; None where no Reshape made it."""
+        call = self.made_by(value, "relax.reshape")
+        return None if call is None else call.args[0]
+
+    def made_by(self, value: relax.Expr, operator: str) -> relax.Call | None:
+        """Return the call of an operator of Relax that made a value, None where something else did."""
         while isinstance(value, relax.Var):
             value = self.builder.lookup_binding(value)
-        is_reshape = isinstance(value, relax.Call) and getattr(value.op, "name", "") == "relax.reshape"
-        return value.args[0] if is_reshape else None
+        return value if isinstance(value, relax.Call) and getattr(value.op, "name", "") == operator else None
 
     def is_made_of_sizes(self, name: str) -> bool:
         """Return whether a value is known, number by number, from sizes alone, and has few that are computed."""

@@ -258,3 +258,31 @@ def test_normalized_rows_of_any_number_become_columns_in_registers_and_threads_s
     assert "T.parallel" in move
     sizes = [{"batch": batch, "rows": rows} for batch, rows in ((1, 3), (1, 16), (2, 77), (3, 400))]
     assert_same(source, sizes, terms=2000)
+
+
+@pytest.mark.parametrize("size", [("h", "w"), (6, 10)])
+def test_images_that_become_tokens_and_back_are_moved_once_each(size: tuple[int | str, int | str]) -> None:
+    """As a SegFormer's do between its convolutions: to rows of channels, and back, whatever the image's size."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["x", "first"], ["c"], pads=[1] * 4),
+        node("Shape", ["c"], ["shape"]),
+        node("Slice", ["shape", "two", "four"], ["pixels"]),
+        node("Reshape", ["c", "flat"], ["f"]),
+        node("Transpose", ["f"], ["t"], perm=[0, 2, 1]),
+        node("LayerNormalization", ["t", "scale"], ["n"]),
+        node("Transpose", ["n"], ["u"], perm=[0, 2, 1]),
+        node("Concat", ["rows", "pixels"], ["image"], axis=0),
+        node("Reshape", ["u", "image"], ["i"]),
+        node("Conv", ["i", "second"], ["y"], pads=[1] * 4),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {"first": rng.normal(size=(32, 8, 3, 3)) / 8, "second": rng.normal(size=(16, 32, 3, 3)) / 16}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    weights |= {"scale": np.linspace(0.5, 2, 32, dtype=np.float32), "flat": np.array([0, 32, -1])}
+    weights |= {"two": np.array([2]), "four": np.array([4]), "rows": np.array([2, 32])}
+    source = model(nodes, {"x": (2, 8, *size)}, weights)
+    assert_same(source, [{"h": h, "w": w} for h, w in ((6, 10), (1, 1), (17, 5))], terms=2000)
+    moves = [name for name in kernels_of(compiled(source)) if "transpose" in name]
+    assert moves
+    assert all("pack" in name for name in moves), moves

@@ -19,21 +19,42 @@ from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.scope import same_extents
 from forge_pipeline.ir.sizes.expression import Whole, at_least, maximum, minimum, select
 
+EXCHANGED = [0, 2, 1]
+"""The order of axes that makes rows of channels of an image's pixels, and the other way round."""
+
 
 def _reshaped(node: NodeImport) -> Any:
-    """Reshape, Flatten, Squeeze and Unsqueeze: the elements in the same order, in the shape that is known."""
+    """Reshape, Flatten, Squeeze and Unsqueeze: the elements in the same order, in the shape that is known.
+
+    Tokens whose axes were exchanged to make an image of them become one before that, as its channels are read then.
+    """
     value, wanted = node.input(0), node.result_shape()
     before = node.scope.before_reshape(value)
     if before is not None and same_extents(before.ty.shape, node.sizes(wanted)):
         return before
+    exchange = node.scope.made_by(value, "relax.permute_dims")
+    if exchange is not None and _exchanges(exchange) and len(wanted) > 3 and wanted[:2] == node.shape()[:2]:
+        image = node.reshape(exchange.args[0], (wanted[0], *wanted[2:], wanted[1]))
+        return op.permute_dims(image, [0, len(wanted) - 1, *range(1, len(wanted) - 1)])
     return node.reshape(value, wanted)
 
 
+def _exchanges(call: relax.Call) -> bool:
+    """Whether a transposition exchanges the last two of three axes."""
+    return [int(axis) for axis in call.attrs.axes or ()] == EXCHANGED
+
+
 def _transpose(node: NodeImport) -> Any:
-    axes = [int(axis) for axis in node.attributes.get("perm", range(node.rank())[::-1])]
+    """Transpose; of an image whose pixels became one axis, the image's axes move: channels are last then."""
+    value, axes = node.input(0), [int(axis) for axis in node.attributes.get("perm", range(node.rank())[::-1])]
     if axes == list(range(node.rank())):
-        return node.input(0)
-    return op.permute_dims(node.input(0), axes)
+        return value
+    image = node.scope.before_reshape(value) if axes == EXCHANGED else None
+    extents = [] if image is None else list(image.ty.shape.values)
+    if len(extents) > 3 and same_extents(relax.ShapeExpr(extents[:2]), relax.ShapeExpr(value.ty.shape.values[:2])):
+        last = node.emit(op.permute_dims(image, [0, *range(2, len(extents)), 1]))
+        return node.reshape(last, node.result_shape())
+    return op.permute_dims(value, axes)
 
 
 def _expand(node: NodeImport) -> Any:
