@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -16,6 +17,7 @@ from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.origins import Emitter, Nodes, Origins
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight, IntegerWeight
 from forge_pipeline.codegen.layout.symbolic_cast import cast
+from forge_pipeline.codegen.layout.typical_extents import Typical
 from forge_pipeline.codegen.tir.machine import Machine
 
 KERNEL = "relax.call_tir"
@@ -32,11 +34,13 @@ def lay_out(
     *,
     rearranges: bool = True,
     channels_last: bool = False,
+    typical: Typical = MappingProxyType({}),
 ) -> tvm.IRModule:
     """Return ``module`` with the operators that the families know as kernels in their own layouts.
 
     Operators that they decline stay Relax operators on plain values. Interface and meaning stay as they are, to the
     rounding of sums whose products ``rearranges`` permits to change. ``channels_last`` keeps images as (N, H, W, C).
+    ``typical`` has what open extents typically are, by name.
     """
     main = module["main"]
     kernels = {name: function for name, function in module.functions_items() if name.name_hint != "main"}
@@ -48,6 +52,7 @@ def lay_out(
         uses=_count_uses(bindings, main.body.body),
         rearranges=rearranges,
         channels_last=channels_last,
+        typical=typical,
     )
     parameters = [relax.Var(parameter.name, parameter.ty) for parameter in main.params]
     for old, new in zip(main.params, parameters, strict=True):

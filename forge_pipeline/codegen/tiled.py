@@ -34,6 +34,7 @@ from forge_pipeline.codegen.layout.half_arithmetic import in_halves
 from forge_pipeline.codegen.layout.half_precision import refuse_quantized
 from forge_pipeline.codegen.layout.signed_to_unsigned import without_signs
 from forge_pipeline.codegen.layout.symbolic_extents import has_casts, name_extents
+from forge_pipeline.codegen.layout.typical_extents import typical_extents
 from forge_pipeline.codegen.layout.views import open_reshapes
 from forge_pipeline.codegen.layout_pass import lay_out
 from forge_pipeline.codegen.memory.prepack import PREPARES
@@ -126,6 +127,7 @@ def choose_layouts(work: Lowering, entry: Entry) -> None:
                 work.origins,
                 rearranges=options.opt_level >= REARRANGED,
                 channels_last=options.channel_layout == "last",
+                typical=typical_extents(entry.module, entry.extents or ()),
             )
         )
     entry.keeps_names = entry.keeps_names or has_casts(entry.module)

@@ -18,6 +18,7 @@ from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
 from forge_pipeline.codegen.layout.constants import array_view, constant
+from forge_pipeline.codegen.layout.typical_extents import Typical
 from forge_pipeline.codegen.tir import bfloat16_pairs
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -121,6 +122,9 @@ class Graph:
 
     channels_last: bool = False
     """Whether the blocked form of an image is one block of all its channels, (N, 1, H, W, C)."""
+
+    typical: Typical = field(default_factory=dict)
+    """What open extents typically are, by name."""
 
     def block(self, channels: int) -> int:
         """Return how many channels a block of an image holds, of ``channels`` in all."""

@@ -8,11 +8,13 @@ it reads.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.layout.typical_extents import Typical
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges import open_edges, skipped_taps
 from forge_pipeline.codegen.tir.edges.edge_tiles import Window
@@ -33,12 +35,22 @@ MOST_CODE = 1024
 """Multiply-adds in a tile's code at most, above which a depthwise window's rows are a loop."""
 
 
-def typical(geometry: Geometry) -> list[Geometry]:
-    """Return an image's geometry for each of the sizes that open extents are taken for; itself where it has none."""
+def typical(geometry: Geometry, known: Typical = MappingProxyType({})) -> list[Geometry]:
+    """Return an image's geometry for each of the sizes that open extents are taken for; itself where it has none.
+
+    Those are ``known`` by name, or WIDTHS.
+    """
     if geometry.is_static:
         return [geometry]
-    sizes = ([extent if isinstance(extent, int) else width for extent in geometry.size] for width in WIDTHS)
-    return [replace(geometry, size=tuple(size)) for size in sizes]
+    found = [known.get(getattr(extent, "name", "")) for extent in geometry.size if not isinstance(extent, int)]
+    open_sizes = [sizes for sizes in found if sizes is not None]
+    if len(open_sizes) < len(found):
+        open_sizes = [WIDTHS] * len(found)
+    made = list[Geometry]()
+    for each in zip(*open_sizes, strict=True):
+        sides = iter(each)
+        made.append(replace(geometry, size=tuple(e if isinstance(e, int) else next(sides) for e in geometry.size)))
+    return made
 
 
 def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:

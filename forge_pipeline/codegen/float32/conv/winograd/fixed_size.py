@@ -6,6 +6,7 @@ What it is stands in `tiles`. Weights are transformed when the library is loaded
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
@@ -44,7 +45,8 @@ SAMPLED_TILES, SAMPLED_FILTERS = 8, 16
 
 def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> relax.Expr | None:
     """Emit the convolution if this is expected to be faster than `direct`, and exact enough; the result is blocked."""
-    transform = choose(graph.machine, geometry, weight) if graph.rearranges else None
+    images = dynamic_shape.typical(geometry, graph.typical)
+    transform = choose(graph.machine, geometry, weight, images) if graph.rearranges else None
     if transform is None:
         return None
     lanes = graph.machine.lanes
@@ -57,7 +59,7 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry) -> rela
     if geometry.is_static and not _goes_by_groups(graph.machine, geometry, transform):
         return graph.kernel(convolve, image, packed, name="conv2d_winograd", **settings)
     channels, oc_blocks = -(-geometry.channels // lanes) * lanes, -(-geometry.filters // lanes)
-    group = open_size.choose_group(graph.machine, channels, oc_blocks, transform)
+    group = open_size.choose_group(graph.machine, channels, oc_blocks, transform, images)
     name = "conv2d_winograd_groups" if geometry.is_static else "conv2d_open_winograd"
     return graph.kernel(open_size.convolve, image, packed, name=name, group=group, **settings)
 
@@ -73,11 +75,16 @@ def _goes_by_groups(machine: Machine, geometry: Geometry, transform: Transform) 
     return is_uneven and component * geometry.filters <= machine.l2 // 2 < component * tiles
 
 
-def choose(machine: Machine, geometry: Geometry, weight: Array) -> Transform | None:
-    """Return the transform with the fewest cycles among those that are exact enough, None where `direct` has fewer."""
+def choose(
+    machine: Machine, geometry: Geometry, weight: Array, images: Sequence[Geometry] | None = None
+) -> Transform | None:
+    """Return the transform with the fewest cycles among those that are exact enough, None where `direct` has fewer.
+
+    ``images`` has the typical sizes of an image whose size is open.
+    """
     if not is_possible(machine, geometry):
         return None
-    sizes = dynamic_shape.typical(geometry)
+    sizes = dynamic_shape.typical(geometry) if images is None else images
     options = [
         (sum(cycles(machine, size, transform) / plan.cycles(machine, size) for size in sizes), transform)
         for transform in (SMALL, LARGE)

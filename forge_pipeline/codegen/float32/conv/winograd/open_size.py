@@ -8,7 +8,9 @@ transforms are those of `tiles`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -52,9 +54,11 @@ class Group:
     vectors: int
 
 
-def choose_group(machine: Machine, channels: int, oc_blocks: int, transform: Transform) -> Group:
-    """Return the group for images of typical sizes; ``channels``: with the last block full."""
-    counts = tuple((-(-width // transform.step)) ** 2 for width in dynamic_shape.WIDTHS)
+def choose_group(
+    machine: Machine, channels: int, oc_blocks: int, transform: Transform, images: Sequence[Geometry]
+) -> Group:
+    """Return the group for ``images`` of typical sizes; ``channels``: with the last block full."""
+    counts = tuple(prod(transform.tiles(image)) for image in images)
     pixels, vectors = dynamic_shape.typical_tile(machine, oc_blocks, channels, widths=counts)
     room = machine.l2 // 2 // (machine.item * transform.size**2 * channels)
     return Group(tiles=max(1, min(room, LARGEST) // pixels) * pixels, pixels=pixels, vectors=vectors)
