@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import MappingProxyType
 from typing import Any
 
 import tvm
@@ -17,7 +16,7 @@ from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.layout.origins import Emitter, Nodes, Origins
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight, IntegerWeight
 from forge_pipeline.codegen.layout.symbolic_cast import cast
-from forge_pipeline.codegen.layout.typical_extents import Typical
+from forge_pipeline.codegen.layout.typical_extents import UNKNOWN, Typical
 from forge_pipeline.codegen.tir.machine import Machine
 
 KERNEL = "relax.call_tir"
@@ -34,7 +33,7 @@ def lay_out(
     *,
     rearranges: bool = True,
     channels_last: bool = False,
-    typical: Typical = MappingProxyType({}),
+    typical: Typical = UNKNOWN,
 ) -> tvm.IRModule:
     """Return ``module`` with the operators that the families know as kernels in their own layouts.
 

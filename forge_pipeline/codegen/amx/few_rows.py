@@ -14,6 +14,7 @@ from forge_pipeline.codegen.amx.rows import GROUP
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 
 ROWS, PANELS = 2, 4
@@ -36,7 +37,7 @@ def schedule(sch: Schedule, machine: Machine, anchor: SBlockRV, *, loops: bool) 
     primitives.vectorize_where_filled(sch, last, machine.lanes)
     *others, lines = before
     for block in others:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     copy_lines(sch, lines, None, 0)
     primitives.parallel_if_worth(sch, shared, primitives.product(primitives.extents(sch, anchor)) // rows)
     sch.annotate(m_out, GROUP, [rows, ROWS])

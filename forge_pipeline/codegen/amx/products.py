@@ -24,6 +24,7 @@ from forge_pipeline.codegen.amx.tiles import BYTES, LANES, ROWS, WORDS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 
 WIDTH = "forge.amx_width"
@@ -160,7 +161,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     _finish(sch, last, m_out, width, machine, is_open=is_open)
     *others, lines = before
     for block in others:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     inside = in_blocks and tiles > of_block
     whole_rows = width and not is_open and not (inside and of_block * ROWS * mr % width)
     copy_lines(sch, lines, shared if inside else None, width if whole_rows else 0)

@@ -12,6 +12,7 @@ from forge_pipeline.codegen.layout.builder import COMPUTED, Graph, Value, dtype_
 from forge_pipeline.codegen.layout.constants import FOLDED_SHAPES, reshaped
 from forge_pipeline.codegen.layout.symbolic_cast import Cast, Renamed
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 
 ZERO_KEEPS_FINITE = (
@@ -144,7 +145,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in primitives.blocks(sch)[:-1]:
         sch.compute_inline(block)
     for block in primitives.blocks(sch):
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
 
 
 HANDLERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 
 
@@ -20,7 +21,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         if not outer:
             continue
         if True not in kinds:
-            primitives.schedule_elementwise(sch, block, machine)
+            schedule_elementwise(sch, block, machine)
             continue
         work = primitives.product(primitives.extent(sch, loop) for loop in loops)
         primitives.parallel_if_worth(sch, primitives.fuse_where_provable(sch, loops[:outer]), work)

@@ -17,6 +17,7 @@ from forge_pipeline.codegen.float32.conv.geometry import simplify
 from forge_pipeline.codegen.float32.pool import require_pixels
 from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, ints
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.peel_padding import EDGES
 
@@ -182,7 +183,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before, last = primitives.split_around(sch, anchor)
     for block in before:
         if sch.get(block).name_hint not in names:
-            primitives.schedule_elementwise(sch, block, machine)
+            schedule_elementwise(sch, block, machine)
     work = primitives.product(primitives.UNKNOWN if item is None else item for item in primitives.extents(sch, anchor))
     *outer, line, row, _ = sch.get_loops(anchor)
     group, _ = sch.split(line, [None, min(ROWS, primitives.extent(sch, line) or ROWS)])

@@ -12,6 +12,7 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.layout.builder import Graph, Value
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "resample"
@@ -68,7 +69,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     *outer, inner, tap = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (*outer, inner, tap)]
     innermost, lanes = extents[-2], machine.lanes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 import tvm
 from tvm import tirx
@@ -14,15 +15,20 @@ IMAGES: Final = (224, 640)
 """Heights and widths of images that classifiers and detectors are given."""
 
 IMAGE_RANK: Final = 4
+"""Batch, channels, height and width."""
 
 Typical: TypeAlias = Mapping[str, tuple[int, ...]]
 """For extents by name, one size for each of IMAGES."""
 
+UNKNOWN: Final[Typical] = MappingProxyType({})
+"""What is known of a graph whose sizes nobody has looked at."""
+
 
 def typical_extents(module: tvm.IRModule, computed: Sequence[tuple[str, Whole]]) -> Typical:
     """Return what the heights and widths of inputs are, and those extents that are ``computed`` from them alone."""
-    shapes = [getattr(getattr(parameter.ty, "shape", None), "values", ()) for parameter in module["main"].params]
-    sides = {side.name for shape in shapes if len(shape) == IMAGE_RANK for side in shape[2:] if _is_open(side)}
+    shapes = [list(getattr(getattr(each.ty, "shape", None), "values", ())) for each in module["main"].params]
+    images = [shape[2:] for shape in shapes if len(shape) == IMAGE_RANK]
+    sides = {side.name for image in images for side in image if isinstance(side, tirx.Var)}
     found: dict[str, tuple[int, ...]] = dict.fromkeys(sides, IMAGES)
     for name, size in computed:
         try:
@@ -30,7 +36,3 @@ def typical_extents(module: tvm.IRModule, computed: Sequence[tuple[str, Whole]])
         except (KeyError, Overgrown):
             continue  # it hangs on something else, or there is no such image
     return {name: sizes for name, sizes in found.items() if min(sizes) > 0}
-
-
-def _is_open(extent: Any) -> bool:
-    return isinstance(extent, tirx.Var)

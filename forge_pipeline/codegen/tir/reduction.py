@@ -14,6 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -37,7 +38,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     before = primitives.ancestors(sch, block)
     for producer in before:
         if primitives.is_select(sch, producer):
-            primitives.schedule_elementwise(sch, producer, machine)
+            schedule_elementwise(sch, producer, machine)
         else:
             sch.compute_inline(producer)
     after = [item for item in primitives.blocks(sch) if sch.get(item).name_hint != sch.get(block).name_hint]

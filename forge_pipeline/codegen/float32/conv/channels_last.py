@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
 
 NAME = "channels_last"
@@ -57,7 +58,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     n, one, h, w, f, *reduction = sch.get_loops(anchor)
     filters, width, height = primitives.static(sch, f), primitives.extent(sch, w), primitives.extent(sch, h)
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)

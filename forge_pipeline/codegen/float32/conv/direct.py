@@ -30,6 +30,7 @@ from forge_pipeline.codegen.float32.conv.plan import (
 from forge_pipeline.codegen.layout.builder import Array, Graph, Stored, Value
 from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitives
 from forge_pipeline.codegen.tir.edges import last_tiles, skipped_taps
+from forge_pipeline.codegen.tir.elementwise_blocks import pad_at
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
@@ -256,9 +257,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         ask_for_next(sch, along, machine)
     sch.reverse_compute_at(last, along)
     primitives.parallel_if_worth(sch, shared, work // primitives.MULTIPLY_ADDS)
-    primitives.pad_at(
-        sch, before, shared if shares_row_blocks and skipped_taps.WINDOWS not in annotations else None, machine
-    )
+    pad_at(sch, before, shared if shares_row_blocks and skipped_taps.WINDOWS not in annotations else None, machine)
     sch.vectorize(out)
     primitives.unroll_tile(sch, sums, last, reduction[0], (pixel, oc_in), below=depth, lanes=lanes)
 

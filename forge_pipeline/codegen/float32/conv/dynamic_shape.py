@@ -8,17 +8,19 @@ it reads.
 from __future__ import annotations
 
 from dataclasses import replace
-from types import MappingProxyType
+from itertools import repeat
+from typing import Any
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
-from forge_pipeline.codegen.layout.typical_extents import Typical
+from forge_pipeline.codegen.layout.typical_extents import UNKNOWN, Typical
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges import open_edges, skipped_taps
 from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
+from forge_pipeline.codegen.tir.elementwise_blocks import pad_at, schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
 
@@ -35,29 +37,28 @@ MOST_CODE = 1024
 """Multiply-adds in a tile's code at most, above which a depthwise window's rows are a loop."""
 
 
-def typical(geometry: Geometry, known: Typical = MappingProxyType({})) -> list[Geometry]:
+def typical(geometry: Geometry, known: Typical = UNKNOWN) -> list[Geometry]:
     """Return an image's geometry for each of the sizes that open extents are taken for; itself where it has none.
 
-    Those are ``known`` by name, or WIDTHS.
+    Those are ``known`` by name, all of them, or else WIDTHS.
     """
     if geometry.is_static:
         return [geometry]
-    found = [known.get(getattr(extent, "name", "")) for extent in geometry.size if not isinstance(extent, int)]
-    open_sizes = [sizes for sizes in found if sizes is not None]
-    if len(open_sizes) < len(found):
-        open_sizes = [WIDTHS] * len(found)
-    made = list[Geometry]()
-    for each in zip(*open_sizes, strict=True):
-        sides = iter(each)
-        made.append(replace(geometry, size=tuple(e if isinstance(e, int) else next(sides) for e in geometry.size)))
-    return made
+    extents: tuple[Any, ...] = geometry.size
+    names = [None if isinstance(extent, int) else getattr(extent, "name", "") for extent in extents]
+    is_known = all(name is None or name in known for name in names)
+    sides = [
+        repeat(extent) if name is None else known[name] if is_known else WIDTHS
+        for extent, name in zip(extents, names, strict=True)
+    ]
+    return [replace(geometry, size=size) for size in zip(*sides, strict=False)]
 
 
 def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     """Compute all filters from a block of pixels that stays in the second cache, then the next."""
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     n, oc, h, w, out, *reduction = sch.get_loops(anchor)
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
@@ -101,7 +102,7 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)
     copies_part = skipped_taps.WINDOWS not in sch.get(anchor).annotations
-    primitives.pad_at(sch, before, shared if copies_part else None, machine)
+    pad_at(sch, before, shared if copies_part else None, machine)
     sch.vectorize(out)
     primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=depth, lanes=lanes)
 

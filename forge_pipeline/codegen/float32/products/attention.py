@@ -19,7 +19,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from forge_pipeline.codegen.float32.products.open_matmul import PANELS, ROWS, STEPS, choose_rows, schedule_packing
+from forge_pipeline.codegen.float32.products.open_matmul import PANELS, STEPS, choose_rows, schedule_packing
 from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
 from forge_pipeline.codegen.tir.machine import Machine, divisors
@@ -35,8 +35,8 @@ FEW = 6
 
 def tile_rows(machine: Machine, rows: Any, depth: Any) -> int:
     """Return how many rows are computed at once."""
-    lengths = [rows] if isinstance(rows, int) else ROWS
-    return choose_rows(machine, PANEL_VECTORS, depth if isinstance(depth, int) else STEPS, lengths)[1]
+    known = rows if isinstance(rows, int) else None
+    return choose_rows(machine, PANEL_VECTORS, depth if isinstance(depth, int) else STEPS, known)[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

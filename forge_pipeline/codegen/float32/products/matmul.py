@@ -16,6 +16,7 @@ from forge_pipeline.codegen.float32.products.open_matmul import PANEL, SERIAL_WO
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 from forge_pipeline.codegen.tir.broadcasting import broadcast, places
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, choose_tile
 
@@ -115,8 +116,8 @@ def panel_width(machine: Machine, rows: Sequence[Any], steps: int, columns: int)
     if together == 1 or (together is None and (len(rows) == 1 or rows[-1] == 1)):
         return min(VECTOR_PANEL, -(-columns // machine.lanes)) * machine.lanes
     known = together or rows[-1]
-    lengths = [known] if isinstance(known, int) else open_matmul.ROWS
-    return open_matmul.panel_vectors(machine, steps, columns, lengths) * machine.lanes
+    count = known if isinstance(known, int) else None
+    return open_matmul.panel_vectors(machine, steps, columns, count) * machine.lanes
 
 
 def cuts(machine: Machine, rows: Sequence[Any], steps: int) -> list[tuple[int, int]]:
@@ -228,7 +229,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     width = int(sch.get(anchor).annotations[PANEL])
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     *leading, m, n, k = sch.get_loops(anchor)
     rows, columns, steps = primitives.extent(sch, m), primitives.static(sch, n), primitives.static(sch, k)
     known_rows = rows if rows is not None else machine.registers

@@ -11,6 +11,7 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.float32.products.open_matmul import SERIAL_WORK
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, split_blocks
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "row_matmul"
@@ -24,7 +25,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
     for block in before:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     *leading, m, n, k = sch.get_loops(anchor)
     work = primitives.product(primitives.extent(sch, loop) or primitives.UNKNOWN for loop in (*leading, n, k))
     n_block, n_out, lane = split_blocks(sch, n, VECTORS, machine.lanes)

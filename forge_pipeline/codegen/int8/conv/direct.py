@@ -45,6 +45,7 @@ from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.layout.quantized_values import Rounded
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
@@ -266,7 +267,7 @@ def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: boo
         primitives.parallel_if_worth(sch, primitives.fuse(sch, sch.get_loops(block)[:-1]), values)
         return
     if EDGES not in sch.get(block).annotations:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
         return
     values = primitives.product(primitives.extents(sch, block))
     *places, _, lane = sch.get_loops(block)

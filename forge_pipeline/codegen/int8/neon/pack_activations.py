@@ -14,6 +14,7 @@ from forge_pipeline.codegen.int8.isa.instruction import extents_of, register, sh
 from forge_pipeline.codegen.int8.isa.micro_kernel import LANES, PIXELS
 from forge_pipeline.codegen.int8.neon.tile import Plan
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.peel_padding import EDGES
 
@@ -89,7 +90,7 @@ def schedule_copy(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Copy rows by threads: what is contiguous in a row is LLVM's to vectorize, what is not goes by int32."""
     kind = str(sch.get(block).annotations.get(COPY, ""))
     if not kind:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
         return
     loops = sch.get_loops(block)
     work = primitives.product(primitives.extents(sch, block))

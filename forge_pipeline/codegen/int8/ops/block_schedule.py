@@ -12,6 +12,7 @@ from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, tenso
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks, tiles_of_block
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.prefetch import ask_ahead
 
@@ -45,7 +46,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     sums = next(block for block in before if sch.get(block).name_hint == SUMS)
     for block in before:
         if sch.get(block).name_hint.startswith(TILED):
-            primitives.schedule_elementwise(sch, block, machine)
+            schedule_elementwise(sch, block, machine)
     m, panel, column, block = sch.get_loops(anchor)
     rows, steps = primitives.extent(sch, m), primitives.static(sch, block)
     is_open = rows is None

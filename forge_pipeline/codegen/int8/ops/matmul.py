@@ -26,6 +26,7 @@ from forge_pipeline.codegen.layout.quantized_values import (
 )
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks, tiles_of_block
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine
 
@@ -213,7 +214,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before[:-1]:
         sch.compute_inline(block)
     for block in before[-1:]:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     *leading, m, panel, column, k_outer, k_inner = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (*leading, m, panel, column, k_outer)]
     is_open = None in extents

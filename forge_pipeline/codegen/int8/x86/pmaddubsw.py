@@ -33,6 +33,7 @@ from forge_pipeline.codegen.int8.x86 import narrow_store
 from forge_pipeline.codegen.layout.affine import LEVELS, SUM_LIMIT
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value
 from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "int8_pmaddubsw"
@@ -222,7 +223,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before[:-1]:
         sch.compute_inline(block)
     for block in before[-1:]:
-        primitives.schedule_elementwise(sch, block, machine)
+        schedule_elementwise(sch, block, machine)
     n, oc, h, w, out = sch.get_loops(anchor)
     oc_blocks, height, width = (primitives.static(sch, loop) for loop in (oc, h, w))
     counts = [primitives.static(sch, sch.get_loops(block)[-2]) for block in parts]

@@ -75,16 +75,14 @@ def _goes_by_groups(machine: Machine, geometry: Geometry, transform: Transform) 
     return is_uneven and component * geometry.filters <= machine.l2 // 2 < component * tiles
 
 
-def choose(
-    machine: Machine, geometry: Geometry, weight: Array, images: Sequence[Geometry] | None = None
-) -> Transform | None:
+def choose(machine: Machine, geometry: Geometry, weight: Array, images: Sequence[Geometry] = ()) -> Transform | None:
     """Return the transform with the fewest cycles among those that are exact enough, None where `direct` has fewer.
 
-    ``images`` has the typical sizes of an image whose size is open.
+    ``images`` are of typical sizes, where more is known of an open one than that it is one.
     """
     if not is_possible(machine, geometry):
         return None
-    sizes = dynamic_shape.typical(geometry) if images is None else images
+    sizes = images or dynamic_shape.typical(geometry)
     options = [
         (sum(cycles(machine, size, transform) / plan.cycles(machine, size) for size in sizes), transform)
         for transform in (SMALL, LARGE)
