@@ -12,11 +12,12 @@ PER_JOB = 2 << 30
 
 def width_of(jobs: int | None, count: int) -> int:
     """Return how many of ``count`` jobs to do at once: what was asked for, else as many as cores and memory allow."""
-    wanted = jobs if jobs is not None else min(_cores(), free_memory() // PER_JOB)
+    wanted = jobs if jobs is not None else min(cores(), free_memory() // PER_JOB)
     return max(1, min(wanted, count))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 

@@ -130,7 +130,7 @@ def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], passwo
         compiling.name,
         options | dict(values),
         {"model": InMemory(KINDS["model"], model)},
-        {"dump": lambda stage: None},
+        {"dump": lambda stage: None, "shelf": lambda stage: None},
     )
     sealed = run_once(
         sealing.name,

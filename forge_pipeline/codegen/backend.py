@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from forge_pipeline.codegen.amx.permission import uses_tiles
 from forge_pipeline.codegen.calls import check_calls
 from forge_pipeline.codegen.cuda import check_constants, compile_kernels_with_nvcc
 from forge_pipeline.codegen.entries import entries
+from forge_pipeline.codegen.kernel_objects import ANONYMOUS, KernelObjects, Maker
 from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.layout.origins import Calls, layers, matched
-from forge_pipeline.codegen.link import link, relocatable
+from forge_pipeline.codegen.link import Naming, can_name, link, relocatable
 from forge_pipeline.codegen.memory.planner import plan_memory
-from forge_pipeline.codegen.memory.stack import deepest
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
 from forge_pipeline.codegen.onnx_import.float16 import storage, widened
@@ -156,13 +157,17 @@ def separate_weights(work: Lowering) -> None:
 
 @contextmanager
 def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
-    machine, level = work.target.tvm(), max(work.options.opt_level, 1)
+    machine = work.target.tvm()
     config = {
         **work.pass_config,
         "relax.backend.use_cuda_graph": work.target.kind == "cuda",  # launched once, replayed from then on
     }
-    with machine, tvm.transform.PassContext(opt_level=level, config=config):
+    with machine, tvm.transform.PassContext(opt_level=_level(work), config=config):
         yield machine
+
+
+def _level(work: Lowering) -> int:
+    return max(work.options.opt_level, 1)
 
 
 def _pipeline(target: Target) -> Any:
@@ -213,20 +218,30 @@ def generate_code(work: Lowering) -> None:
     vector_math.install()
     local_buffers.install()
     short_math.install()
-    with _compiling(work) as machine, local_buffers.workspaces() as sizes:
-        if work.device_program is None:
+    if work.device_program is None:
+        with _compiling(work) as machine:
             work.code = _for_gpu(work, machine)
-        else:
-            work.code = tvm.tirx.build(_kernels(work, work.device_program), machine, local_buffers.PIPELINE)
-    work.workspace = max(sizes, default=0)
-    work.stack = deepest(code_text(work)) if work.target.libc == "none" else 0
+        return
+    kernels = {variable.name_hint: kernel for variable, kernel in _kernels(work, work.device_program)}
+    maker = Maker(
+        compiling=partial(_compiling, work),
+        settings=f"{work.target.spec()} {_level(work)} {dict(work.pass_config)}",
+        renames=can_name(work.target) and not work.options.relocatable,
+        counts_stack=work.target.libc == "none",
+        shows=work.dumps,
+        shelf=work.shelf,
+    )
+    made = maker.make(kernels)
+    work.code, work.workspace, work.stack = made, made.workspace, made.stack
 
 
-def _kernels(work: Lowering, program: DeviceProgram) -> tvm.IRModule:
+def _kernels(work: Lowering, program: DeviceProgram) -> Iterable[tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]]:
     """Return what ``program`` calls."""
     called = (item for item in work.module.functions_items() if SYMBOL + item[0].name_hint in program.kernels)
-    kernels = tvm.IRModule(dict(called), attrs=work.module.attrs)
-    return kernels if work.options.argument_checks else marked(kernels, program, named=not work.options.relocatable)
+    kernels = tvm.IRModule(dict(called))
+    if not work.options.argument_checks:
+        kernels = marked(kernels, program, named=not work.options.relocatable)
+    return kernels.functions_items()  # type: ignore[no-any-return]
 
 
 def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:
@@ -242,26 +257,39 @@ def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:
 
 
 def code_text(work: Lowering) -> str:
-    """Return the assembly of every module of kernels."""
+    """Return the assembly of all kernels."""
+    if isinstance(work.code, KernelObjects):
+        return work.code.assembly
     modules = (work.code, *work.code.imports)
     return "\n\n".join(str(module.inspect_source("s")) for module in modules if module.kind == "llvm")
 
 
 def link_objects(work: Lowering) -> None:
     """Write the objects where nobody else is, link them, and describe the library."""
+    with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
+        elf = _linked(work, Path(folder))
+    program = b"" if work.device_program is None else work.device_program.to_bytes()
+    work.library = Library(elf=elf, weights=work.weight_section, metadata=_describe(work), program=program)
+    work.library = replace(work.library, layers=layers(_calls(work), _model(work).graph))
+
+
+def _linked(work: Lowering, folder: Path) -> bytes:
+    """Return what the objects become, which are written into ``folder``."""
+    if isinstance(work.code, KernelObjects):
+        objects = work.code.written(folder)
+        if work.options.relocatable:
+            return relocatable(objects, work.target)
+        names = {SYMBOL + name: SYMBOL + own for name, own in work.code.names.items()}
+        return link(objects, work.target, Naming(names=names, hidden=f"{SYMBOL}{ANONYMOUS}*"))
     linked: list[bytes] = []
 
     def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
-        combine = relocatable if work.options.relocatable else link
-        linked.append(combine([Path(name) for name in objects], work.target))
+        linked.append(link([Path(name) for name in objects], work.target))
 
     # the object of what is no kernel is for a CPU, which no other object names where a GPU has nothing to compute
     vars(collect)["get_target_triple"] = lambda: work.target.triple
-    with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
-        work.code.export_library("model_library.so", fcompile=collect, workspace_dir=folder)
-    program = b"" if work.device_program is None else work.device_program.to_bytes()
-    work.library = Library(elf=linked[0], weights=work.weight_section, metadata=_describe(work), program=program)
-    work.library = replace(work.library, layers=layers(_calls(work), _model(work).graph))
+    work.code.export_library("model_library.so", fcompile=collect, workspace_dir=str(folder))
+    return linked[0]
 
 
 def _calls(work: Lowering) -> Iterable[Calls]:

@@ -14,6 +14,7 @@ from forge_pipeline.codegen.onnx_import.importer import Progress, check_supporte
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.regions.cut import Cut, cut
 from forge_pipeline.codegen.regions.linkable import check_linkable
+from forge_pipeline.codegen.shelf import Shelf
 from forge_pipeline.codegen.state.in_step import in_step
 from forge_pipeline.codegen.state.rewrite import with_states
 from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
@@ -31,16 +32,26 @@ def build(
     progress: Progress = lambda step: None,
     section: OpenFile | None = None,
     dump: Path | None = None,
+    shelf: Shelf | None = None,
 ) -> Library:
     """Return ``model`` compiled for ``target``: same arguments, same bytes, wherever and whenever it runs.
 
     The metadata describes interface, weights, target, options and fallbacks; whose build it is, the stage adds.
     ``progress`` is told what is being worked on. The weights are written to ``section``, if that is given, and stay
-    there. ``dump`` is a folder for what each step of the lowering leaves, in text. Raises CompileError, ModelError and
-    TargetError, and ForgeError where ``dump`` cannot be written.
+    there. ``dump`` is a folder for what each step of the lowering leaves, in text. Kernels that are on the ``shelf``
+    are not made again, and others are put there. Raises CompileError, ModelError and TargetError, and ForgeError where
+    ``dump`` cannot be written.
     """
     check_arithmetic(target, options)
-    work = Lowering(target=needed(target, options), options=options, model=model, section=section, progress=progress)
+    work = Lowering(
+        target=needed(target, options),
+        options=options,
+        model=model,
+        section=section,
+        progress=progress,
+        shelf=shelf,
+        dumps=dump is not None,
+    )
     run_steps(work, dump)
     if work.library is None:
         raise AssertionError("the last step makes the library")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline import children, limits
 from forge_pipeline.codegen.options import Options
+from forge_pipeline.codegen.shelf import Shelf, lent
 from forge_pipeline.codegen.verification.judge import Feed
 from forge_pipeline.codegen.verification.verify import Checks
 from forge_pipeline.content import FileRange, OpenFile
@@ -50,12 +51,14 @@ class Request:
     """A job as the child gets it: the model without what is in files.
 
     ``files`` are what its weights refer to: the name there, and an open file that the child inherits. ``section`` is
-    an open file, too, for the library's weights. ``only_reads``: the model is looked at, and nothing is compiled.
+    an open file, too, for the library's weights; ``shelf``
+    leads to where kernels are kept, if anywhere. ``only_reads``: the model is looked at, and nothing is compiled.
     """
 
     job: Job
     files: tuple[tuple[str, int], ...]
     section: int
+    shelf: int | None
     only_reads: bool
 
 
@@ -71,13 +74,14 @@ class Compiled:
     relax_text: str | None
 
 
-def compile_in_subprocess(job: Job) -> Compiled:
+def compile_in_subprocess(job: Job, shelf: Shelf | None = None) -> Compiled:
     """Compile ``job`` in a child process. Raises what the compilation raises, and CompileError where it crashed.
 
-    The library's weights are in a temporary file.
+    Kernels that are on the ``shelf`` are not made again, and others are put there: the library is the same. Its
+    weights are in a temporary file.
     """
     section = OpenFile.temporary()
-    answer = _answer(job, section, only_reads=False)
+    answer = _answer(job, section, shelf)
     if answer is None:
         raise AssertionError("a job that is not only read is compiled")
     library = replace(answer.library, weights=FileRange(section, 0, section.size))
@@ -89,14 +93,15 @@ def check_in_subprocess(job: Job) -> None:
     _answer(job, OpenFile.temporary(), only_reads=True)
 
 
-def _answer(job: Job, section: OpenFile, *, only_reads: bool) -> Compiled | None:
+def _answer(job: Job, section: OpenFile, shelf: Shelf | None = None, *, only_reads: bool = False) -> Compiled | None:
     from forge_pipeline.ir.external_data.mapped import mapped_files
 
     files = tuple((mapped.location, mapped.file.descriptor) for mapped in mapped_files(job.model))
-    request = Request(job=job, files=files, section=section.descriptor, only_reads=only_reads)
     command = children.python("-m", "forge_pipeline.codegen.compile_worker")
-    inherited = (*(descriptor for _, descriptor in files), request.section)
-    child = children.run_apart(command, pickle.dumps(request), files=inherited)
+    with lent(shelf) as line:
+        request = Request(job=job, files=files, section=section.descriptor, shelf=line, only_reads=only_reads)
+        inherited = [*(descriptor for _, descriptor in files), section.descriptor, *([] if line is None else [line])]
+        child = children.run_apart(command, pickle.dumps(request), files=inherited)
     if child.status != 0:
         raise _crash(child, job.target)
     answer = pickle.loads(child.answer)  # noqa: S301 - written by our own child a moment ago

@@ -9,10 +9,12 @@ import io
 import os
 import pickle
 import sys
+import threading
 from dataclasses import replace
 
 from forge_pipeline import limits
 from forge_pipeline.codegen.compile_process import STEP, Compiled, Request
+from forge_pipeline.codegen.shelf import Lent
 from forge_pipeline.codegen.verification.verify import verify
 from forge_pipeline.codegen.verification.verify_calls import verify_calls
 from forge_pipeline.content import OpenFile
@@ -21,6 +23,8 @@ from forge_pipeline.ffi import torch_hidden
 
 COLLECTION = 100_000
 """New objects until Python looks for garbage: at its own 700, that is a tenth of importing TVM."""
+STACK = 64 << 20
+"""Bytes of a thread's stack: the compiler calls itself as deep as expressions are, and a system may give it 2 MiB."""
 
 
 def run(request: Request) -> Compiled | None:
@@ -35,8 +39,15 @@ def run(request: Request) -> Compiled | None:
         if request.only_reads:
             check(job.model, job.target, job.options)
             return None
-        section = OpenFile(request.section)
-        library = build(job.model, job.target, job.options, progress=_progress, section=section, dump=job.dump)
+        library = build(
+            job.model,
+            job.target,
+            job.options,
+            progress=_progress,
+            section=OpenFile(request.section),
+            dump=job.dump,
+            shelf=None if request.shelf is None else Lent(request.shelf),
+        )
         for mapped in files:
             mapped.release()
         verification = None
@@ -61,6 +72,7 @@ def main() -> None:
     faulthandler.enable()
     limits.end_with_parent()
     gc.set_threshold(COLLECTION)
+    threading.stack_size(STACK)
     answer_stream, sys.stdout = sys.stdout.buffer, sys.stderr
     request = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our own parent
     try:

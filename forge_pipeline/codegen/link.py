@@ -67,14 +67,35 @@ ELF_OPTIONS = (
 UNDEFINED = re.compile(r"undefined symbol: (\S+)")
 
 
-def link(objects: Sequence[Path], target: Target) -> bytes:
-    """Return the shared object of ``objects`` for ``target``.
+def can_name(target: Target) -> bool:
+    """Whether the linker for ``target`` can give a function a name."""
+    return target.libc in ELF_LIBRARIES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """``names`` are those that functions get, with what each is called in its object; ``hidden``: a pattern of symbols
+    of objects that nobody sees."""
+
+    names: Mapping[str, str]
+    hidden: str
+
+    def options(self, folder: Path) -> list[str]:
+        """Return the linker's options; what they refer to is written into ``folder``."""
+        script = folder / "hidden"
+        script.write_text(f"{{ local: {self.hidden}; }};\n", "utf-8")
+        return [f"--version-script={script}", *(f"--defsym={name}={own}" for name, own in self.names.items())]
+
+
+def link(objects: Sequence[Path], target: Target, naming: Naming | None = None) -> bytes:
+    """Return the shared object of ``objects`` for ``target``, which gives names where ``can_name`` says so.
 
     Raises CompileError with the linker's words, or with the names of the symbols that no library on the device has.
     """
     with tempfile.TemporaryDirectory(prefix="forge-link-") as folder:
-        linker = _link_macho if target.libc == "apple" else _link_elf
-        return linker(objects, target, Path(folder))
+        if target.libc == "apple":
+            return _link_macho(objects, target, Path(folder))
+        return _link_elf(objects, target, naming, Path(folder))
 
 
 def relocatable(objects: Sequence[Path], target: Target) -> bytes:
@@ -119,7 +140,7 @@ def _emulation(target: Target) -> str:
     return BARE_EMULATION if target.libc == "none" else EMULATIONS[target.arch]
 
 
-def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
+def _link_elf(objects: Sequence[Path], target: Target, naming: Naming | None, folder: Path) -> bytes:
     emulation = EMULATIONS.get(target.arch)
     if emulation is None:
         raise TargetError(
@@ -131,7 +152,8 @@ def _link_elf(objects: Sequence[Path], target: Target, folder: Path) -> bytes:
     libraries = ELF_LIBRARIES[target.libc].libraries
     stubs = [stub_library(name, symbols, emulation, folder) for name, symbols in libraries.items()]
     result = folder / "model_library.so"
-    arguments: list[str | Path] = ["-m", emulation, *ELF_OPTIONS, "-o", result, *objects, *stubs]
+    options = [*ELF_OPTIONS, *([] if naming is None else naming.options(folder))]
+    arguments: list[str | Path] = ["-m", emulation, *options, "-o", result, *objects, *stubs]
     said = zig(["ld.lld", *arguments], target.tag)
     missing = sorted(name for name in set(UNDEFINED.findall(said)) if not name.startswith(RUNTIME_PREFIX))
     if missing:

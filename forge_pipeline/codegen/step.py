@@ -16,6 +16,7 @@ from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.regions.program import Program
 from forge_pipeline.codegen.schedule_kernels import Scheduled
+from forge_pipeline.codegen.shelf import Shelf
 from forge_pipeline.codegen.state.states import State
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.content import FileRange, OpenFile
@@ -68,10 +69,11 @@ class Lowering:
     ``device_program`` is what the library carries where they are not; ``demands``
     are what the sizes of each region's inputs must keep. ``pass_config`` is the PassContext configuration that the
     kernels need. ``weights`` has a row of the metadata for each array of ``weight_section``. ``progress`` is told what
-    is being worked on. ``workspace``: bytes that a kernel asks its runtime for at most; ``stack``: bytes that kernels
-    take of it, where somebody has to set it aside. ``states`` are what a session keeps from call to call, in the order
-    of the last inputs and outputs of ``model``. ``origins`` follows the model's nodes to those of each
-    call of a kernel, which ``calls`` has by the function.
+    is being worked on. ``code`` are KernelObjects, some of which the ``shelf`` may have, and for a GPU TVM's module;
+    ``dumps``: their text is asked for. ``workspace``: bytes that a kernel asks its runtime for at most; ``stack``:
+    bytes that kernels take of it, where somebody has to set it aside. ``states`` are what a session keeps from call to
+    call, in the order of the last inputs and outputs of ``model``. ``origins`` follows the model's nodes to those of
+    each call of a kernel, which ``calls`` has by the function.
     """
 
     target: Target
@@ -92,6 +94,8 @@ class Lowering:
     code: Any = None
     workspace: int = 0
     stack: int = 0
+    shelf: Shelf | None = None
+    dumps: bool = False
     states: Sequence[State] = ()
     library: Library | None = None
     origins: Origins = field(default_factory=Origins)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from forge_pipeline.config import bind
 from forge_pipeline.crypto import keys, signing
 from forge_pipeline.data import Dataset
+from forge_pipeline.digest import digest_json
 from forge_pipeline.errors import ConfigError, DataError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.table import tools_for
@@ -25,13 +26,14 @@ from forge_pipeline.pipeline.deliver import deliver, prepare
 from forge_pipeline.pipeline.listener import LISTENER
 from forge_pipeline.pipeline.notary import notary
 from forge_pipeline.pipeline.refusal import BETWEEN, LOAD, refusal
-from forge_pipeline.pipeline.runner import External, Input, Output, Runner
+from forge_pipeline.pipeline.runner import External, Input, Output, Runner, maker_of
 from forge_pipeline.pipeline.stage_configs import Model, dump_folder, key_sources, password_sources, plan, slices
 from forge_pipeline.pipeline.sweep.jobs import below
 from forge_pipeline.pipeline.tracking import tracker
 from forge_pipeline.pipeline.trust.delivery import sign
 from forge_pipeline.pipeline.vault import vault
 from forge_pipeline.runners.device import Device
+from forge_pipeline.stages import STAGES
 from forge_pipeline.stages.contract import Slice, stage_and_variant
 from forge_pipeline.store import Store
 from forge_runtime.text import shown
@@ -185,6 +187,7 @@ def make_runner(
             "entropy": lambda stage: os.urandom,
             "progress": listener.progress,
             "dump": lambda stage: dump,
+            "shelf": lambda stage: store.kernels.made_by(digest_json(maker_of(STAGES[stage]))),
             "device": lambda stage: device,
             "quiet": lambda stage: listener.quiet,
         },

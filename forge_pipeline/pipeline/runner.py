@@ -262,6 +262,15 @@ class Runner:
         return output
 
 
+def maker_of(stage: Stage) -> dict[str, Any]:
+    """Return the code and the tools that make what ``stage`` gives."""
+    return {
+        "stage": stage.does,
+        "version": stage.version,
+        "tools": {tool: tool_version(tool) for tool in sorted(stage.tools)},
+    }
+
+
 def key_parts(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -> dict[str, Any]:
     """Return everything that can change the stage's output: its digest is the action key.
 

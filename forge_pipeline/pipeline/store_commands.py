@@ -88,6 +88,7 @@ def collect_garbage(path: Path | None, *, keep_mb: int | None, keep_days: float 
             keep_bytes=None if keep_mb is None else keep_mb * 1_000_000,
             keep_seconds=None if keep_days is None else keep_days * DAY,
             keep=_is_sealed if plaintext else lambda action: True,
+            keep_kernels=not plaintext,
         )
     return f"freed {size(done.freed)}: {done.actions} actions, {done.objects} objects"
 

@@ -33,9 +33,9 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=95, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=96, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
-                folder="plain/{target}", wants=("key", "dump"), joint=Joint(code="combine", version=1),
+                folder="plain/{target}", wants=("key", "dump", "shelf"), joint=Joint(code="combine", version=1),
             ),
             Stage(
                 name="evaluate", version=13,

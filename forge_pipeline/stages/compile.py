@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.codegen.amx.permission import needed
 from forge_pipeline.codegen.compile_process import Job, check_in_subprocess, compile_in_subprocess
 from forge_pipeline.codegen.options import ChannelLayout, FloatArithmetic, Options, OptLevel
+from forge_pipeline.codegen.shelf import Shelf
 from forge_pipeline.codegen.verification.judge import Feed
 from forge_pipeline.codegen.verification.verify import Checks
 from forge_pipeline.config import bind
@@ -100,7 +101,7 @@ def localized(values: Slice) -> Slice:
     return {**values, "target": asdict(described)}
 
 
-def accepts(hit: Hit, *, key: str, dump: Path | None) -> bool:
+def accepts(hit: Hit, *, key: str, dump: Path | None, shelf: Shelf | None) -> bool:
     """Refuse a library that was never compared with its model, on a machine that can run it: another one built it.
 
     Where a dump is wanted, no library that is there already will do.
@@ -114,16 +115,22 @@ def accepts(hit: Hit, *, key: str, dump: Path | None) -> bool:
 
 
 def run(
-    config: Config, model: ONNXModule, data: Dataset | None = None, *, key: str, dump: Path | None = None
+    config: Config,
+    model: ONNXModule,
+    data: Dataset | None = None,
+    *,
+    key: str,
+    dump: Path | None = None,
+    shelf: Shelf | None = None,
 ) -> Result:
     """Return ``model`` compiled for ``config.target`` and, where this machine can run it, compared with the model.
 
     They are compared on ``data``, and on made-up inputs for what these have no size of. ``key`` is the action key of
     this very run; it names the build in the metadata. ``dump`` is a folder in which the compiler's process leaves what
-    each step makes, in text; nothing else depends on it. The report has the measured errors, or why nothing was
-    measured, the generic-schedule fallbacks and, if asked for, the Relax text; ``notes`` are for the console. Metadata
-    say of entries for which no inputs were found that these are ``unverified``. Raises CompileError, VerificationError,
-    ModelError, TargetError, DataError and ConfigError.
+    each step makes, in text; nothing else depends on it, nor on what is on the ``shelf``. The report has the measured
+    errors, or why nothing was measured, the generic-schedule fallbacks and, if asked for, the Relax text; ``notes`` are
+    for the console. Metadata say of entries for which no inputs were found that these are ``unverified``. Raises
+    CompileError, VerificationError, ModelError, TargetError, DataError and ConfigError.
     """
     options = _options(config)
     target = needed(config.target, options)
@@ -138,7 +145,7 @@ def run(
         feeds=_feeds(config, model, data) if unverified is None else (),
     )
     identity = {"uuid": _uuid(config.uuid, key), "stage_key": key, "fingerprint": model.fingerprint}
-    compiled = compile_in_subprocess(job)
+    compiled = compile_in_subprocess(job, shelf)
     metadata = {**compiled.library.metadata, **identity, "tools": _tools(), "quantization": _quantization(model)}
     checked = compiled.verification or {"skipped": unverified}
     if checked.get("unverified"):

@@ -42,6 +42,7 @@ class Stage:
     code gives other bytes for the same inputs. ``tools`` names the distributions whose version enters the action
     key. ``wants`` names what the runner hands over beside the inputs: ``key`` (the action key), ``password``,
     ``entropy`` (a source of random bytes), ``progress`` (a callback), ``dump`` (a folder for who debugs, or None),
+    ``shelf`` (where kernels are kept that its code made with its tools, or None),
     ``device`` (how the board is reached that is to run the artifact, or None), ``quiet`` (gives a context in which
     nothing else of the build runs on this machine, for what is timed).
     ``folder``: where `dvc repro` puts its output, below `out/`; DVC runs the stage once, or with ``per_target`` once

@@ -3,6 +3,7 @@
 objects/ab/cdef...      a file, named by the SHA-256 of its bytes
 actions/v1/ab/cdef...   a record, named by its action key
 withheld/ab/cdef...     an empty file, named by the key of an action that is not to leave this machine
+kernels/v1/ab/cdef...   machine code, named by the digest of what it is made of
 notes/ab/cdef...        what is said of an action to people, named by its key
 quarantine/             what was found damaged, kept for people until the next collection
 key                     of a sealed store: what its key is known by
@@ -36,6 +37,7 @@ OBJECTS = "objects"
 ACTIONS = "actions/v1"  # another record format gets another folder, so that two versions can share one store
 WITHHELD = "withheld"
 NOTES = "notes"
+KERNELS = "kernels/v1"
 MOVE_STORE = "name a folder that you can write to in FORGE_STORE"
 MAX_RECORD = 16 << 20
 """Bytes of a record; what is larger is none."""
@@ -105,15 +107,17 @@ class Draft:
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
 
-    def place(self, slot: Path) -> None:
-        """Give the finished file its name, durably. Raises StoreError."""
+    def place(self, slot: Path, *, lasting: bool = True) -> None:
+        """Give the finished file its name, durably unless it need not be ``lasting``. Raises StoreError."""
         with refusing(slot):
-            os.fsync(self._descriptor)
+            if lasting:
+                os.fsync(self._descriptor)
             with self._disk.naming():
-                if self._disk.folder(slot.parent):
+                if self._disk.folder(slot.parent) and lasting:
                     _sync_folder(slot.parent.parent)
                 self._path.replace(slot)
-                _sync_folder(slot.parent)
+                if lasting:
+                    _sync_folder(slot.parent)
 
     def place_first(self, slot: Path) -> None:
         """Give the finished file its name, durably, unless another has it. Raises StoreError."""
@@ -139,7 +143,18 @@ class Disk:
         with refusing(self.root):
             try:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for name in ("quarantine", OBJECTS, "actions", ACTIONS, WITHHELD, NOTES, "tmp", "locks"):
+                for name in (
+                    "quarantine",
+                    OBJECTS,
+                    "actions",
+                    ACTIONS,
+                    "kernels",
+                    KERNELS,
+                    WITHHELD,
+                    NOTES,
+                    "tmp",
+                    "locks",
+                ):
                     self.folder(self.root / name)
                 self._session: int | None = self._lock_file(session, lambda: open_lock(session))
             except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,6 +19,7 @@ from forge_pipeline.errors import StoreError, UntrustedError
 from forge_pipeline.store.actions import Action, DamagedRecordError, Index, decode, encode
 from forge_pipeline.store.cas import Objects
 from forge_pipeline.store.disk import ACTIONS, NOTES, OBJECTS, WITHHELD, Damage, Disk, Draft
+from forge_pipeline.store.kernels import Kernels
 from forge_pipeline.store.notary import Notary
 from forge_pipeline.store.notes import Note, Notes
 from forge_pipeline.store.vault import Plain, Vault
@@ -33,7 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection removed from the store, and the bytes that stay. What was delivered is none of it."""
+    """What a collection removed from the store, and the bytes that stay. What was delivered is none of it.
+
+    ``freed`` and ``kept`` are bytes of kernels, too.
+    """
 
     actions: int
     objects: int
@@ -79,6 +84,7 @@ class Store:
             raise
         self._objects = Objects(self._disk, self._vault)
         self._index, self._notes = Index(self._disk, self._vault), Notes(self._disk)
+        self.kernels = Kernels(self._disk, self._vault, on_damage)
 
     def __enter__(self) -> Store:
         return self
@@ -306,7 +312,7 @@ class Store:
             damage = self._objects.check(digest, sizes.get(digest))
             if damage is not None:
                 damaged.append(damage)
-        return damaged
+        return [*damaged, *self.kernels.check()]
 
     def gc(
         self,
@@ -314,13 +320,14 @@ class Store:
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
         keep: Callable[[Action], bool] = lambda action: True,
+        keep_kernels: bool = True,
     ) -> Collected:
         """Remove actions unused for ``keep_seconds``, and the least recently used that do not fit ``keep_bytes``.
 
-        Those that ``keep`` refuses go, too. Then objects of no action, what is in quarantine, and what killed processes
-        left. What two actions share
-        counts once. Raises StoreError, at once, while another process has the store open: nothing that a build
-        relies on can go (this process must not be building either). The remote is left as it is.
+        Those that ``keep`` refuses go, too. Kernels get the room that actions leave, or none. Then objects of no
+        action, what is in quarantine, and what killed processes left. What two actions share counts once. Raises
+        StoreError, at once, while another process has the store open: nothing that a build relies on can go (this
+        process must not be building either). The remote is left as it is.
         """
         if self._remote is not None:
             self._remote.flush()
@@ -337,6 +344,10 @@ class Store:
                 else:
                     kept.update(added)
                     total += sum(added.values())
+            room = math.inf if keep_bytes is None else max(0, keep_bytes - total)
+            unused = math.inf if keep_seconds is None else keep_seconds
+            gone, stay = self.kernels.collect(keep_bytes=room if keep_kernels else -1, keep_seconds=unused)
+            freed, total = freed + gone, total + stay
             orphans = [digest for digest in self._disk.digests(OBJECTS) if digest not in kept]
             freed += sum(self._disk.remove(self._objects.slot(digest)) for digest in orphans)
             for area in (WITHHELD, NOTES):

@@ -30,7 +30,8 @@ from forge_runtime.interface import SMALL
 def marked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRModule:
     """Return ``module``, the kernels that ``program`` calls, marked where it always gives them what they take.
 
-    ``named``: the code gets the digest of the program, as nothing else may call it then.
+    ``named``: the code gets the digest of the program, as nothing else may call it then. It is with a kernel that does
+    nothing, and that nothing calls: the others are the same for every program.
     """
     variables = {SYMBOL + variable.name_hint: variable for variable in module.functions}
     called = [variables[symbol] for symbol in program.kernels]
@@ -45,7 +46,7 @@ def marked(module: tvm.IRModule, program: Program, *, named: bool) -> tvm.IRModu
     }
     if named and called:
         digest = hashlib.sha256(program.to_bytes()).hexdigest()
-        kernels[called[0]] = kernels[called[0]].with_attr(CALLER, digest)
+        kernels[GlobalVar(CALLER)] = tirx.PrimFunc([], tirx.Evaluate(0)).with_attr(CALLER, digest)
     return tvm.IRModule(kernels, attrs=module.attrs)
 
 

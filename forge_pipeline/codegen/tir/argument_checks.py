@@ -15,7 +15,8 @@ from tvm.ir import StringImm
 NEEDLESS: Final = "forge_needless_checks"
 """The attribute of a kernel whose calls are known to fit."""
 CALLER: Final = "forge_caller"
-"""The attribute of one kernel: the digest of the program that calls all of them, in hexadecimal digits."""
+"""The attribute of a kernel that nothing calls, and its name: the digest of the program that calls the others, in
+hexadecimal digits."""
 SYMBOL: Final = "__forge_program"
 """What the code calls the digest, 32 bytes."""
 

@@ -65,7 +65,7 @@ def build(module: tvm.IRModule, target: Target) -> Any:
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     lower, finalize_host, finalize_device = default_s_tir_pipeline()
-    passes = (without_checks, bfloat16_pairs.with_instructions, scalar_loops.kept_scalar, _keep)
+    passes = (without_checks, bfloat16_pairs.with_instructions, scalar_loops.kept_scalar, _keep, _uncalled)
     own = [tvm.tirx.transform.prim_func_pass(each, opt_level=0) for each in passes]
     return lower, lambda: tvm.transform.Sequential([*own, finalize_host()]), finalize_device
 
@@ -91,6 +91,11 @@ def _keep(function: Any, _module: Any, _context: Any) -> Any:
     if noted is not None:
         noted.append(asked)
     return kept
+
+
+def _uncalled(function: Any, _module: Any, _context: Any) -> Any:
+    """Return a kernel that is alone in its module without what TVM marks such a one by: it would have a copy of it."""
+    return function.without_attr("tirx.is_entry_func")
 
 
 def _addressed(body: Any) -> list[Any]:
