@@ -1,7 +1,8 @@
-"""The machine code of each kernel as an object of its own, known by the digest of what it is made of: its TIR.
+"""The machine code of kernels in objects, known by the digest of what they are made of: their TIR.
 
 A kernel that is there already, of another entry, model or target, is not made again. Its name is no part of it where
-the linker can give it one: kernels are numbered, and what is number 7 in one model is number 9 in the next.
+the linker can give it one: kernels are numbered, and what is number 7 in one model is number 9 in the next. LLVM takes
+some time for an object however small, so that the small ones of a library share one.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import json
 import struct
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,12 @@ from forge_pipeline.width import cores
 NAME = "global_symbol"
 ANONYMOUS = "kernel_"
 """What the name of a kernel begins with that is called by its digest."""
+SMALL = 1 << 14
+"""Characters of TIR in JSON below which a kernel has no object of its own: LLVM would take as long for nothing."""
 THREADS = 8
 """At most: each of them holds a kernel in LLVM's form, and other builds run beside this one."""
+NO_PROGRAM = digest_bytes(b"the digest of the program that calls these kernels")
+"""What stands for that digest until it is known, so that objects do not depend on it."""
 _HEAD = struct.Struct("<QQ")
 _NUMBERS = frozenset({"ndim", "kind", "iter_type", "data_alignment", "offset_factor", "purity"})
 """The fields of TVM's graphs in JSON that are no places of nodes."""
@@ -41,13 +46,12 @@ Compiling = Callable[[], AbstractContextManager[tvm.target.Target]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelObject:
-    """``elf``: a relocatable object, in the target's format; ``symbol``: the kernel's in it.
+    """``elf``: a relocatable object, in the target's format.
 
-    ``workspace``: bytes that the kernel asks its runtime for at most; ``stack``: bytes that it takes of it, counted
-    where somebody has to set it aside. ``assembly``: where it was asked for.
+    ``workspace``: bytes that a kernel in it asks its runtime for at most; ``stack``: bytes that one takes of it,
+    counted where somebody has to set it aside. ``assembly``: where it was asked for.
     """
 
-    symbol: str
     elf: bytes
     workspace: int
     stack: int
@@ -58,10 +62,14 @@ class KernelObject:
         return _HEAD.pack(self.workspace, self.stack) + self.elf
 
     @classmethod
-    def of(cls, symbol: str, kept: bytes) -> KernelObject:
-        """Return what was kept of the kernel with this symbol."""
+    def of(cls, kept: bytes) -> KernelObject:
+        """Return what was kept."""
         workspace, stack = _HEAD.unpack_from(kept)
-        return cls(symbol=symbol, elf=kept[_HEAD.size :], workspace=workspace, stack=stack)
+        return cls(elf=kept[_HEAD.size :], workspace=workspace, stack=stack)
+
+    def called_by(self, program: str) -> KernelObject:
+        """Return it with the digest of the program that calls the kernels, if it is the one that has that."""
+        return replace(self, elf=self.elf.replace(bytes.fromhex(NO_PROGRAM), bytes.fromhex(program)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +104,12 @@ class KernelObjects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kernel:
-    """A kernel to be made: ``digest`` is that of all that its object depends on."""
+    """A kernel to be made: ``digest`` is that of all that its code depends on, ``size`` that of its TIR."""
 
     function: tirx.PrimFunc
     symbol: str
     digest: str
-
-    @property
-    def is_caller(self) -> bool:
-        """Whether it is there to say of what program the others are: no other library has it."""
-        return CALLER in self.function.attrs
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,52 +131,64 @@ class Maker:
     def make(self, kernels: Mapping[str, tirx.PrimFunc]) -> KernelObjects:
         """Return the objects of ``kernels``, by their names in code. Raises what TVM raises for one of them."""
         named = {name: self._kernel(name, function) for name, function in kernels.items()}
-        wanted = {kernel.digest: kernel for kernel in named.values()}
+        units = _units({kernel.digest: kernel for kernel in named.values()}.values())
         shelf = None if self.shows else self.shelf
-        shared = [digest for digest, kernel in wanted.items() if not kernel.is_caller]
-        taken = {} if shelf is None else shelf.take(shared)
-        missing = [kernel for digest, kernel in wanted.items() if digest not in taken]
-        made = dict(zip((kernel.digest for kernel in missing), self._all_of(missing), strict=True))
+        taken = {} if shelf is None else shelf.take(list(units))
+        missing = {digest: unit for digest, unit in units.items() if digest not in taken}
+        made = dict(zip(missing, self._all_of(list(missing.values())), strict=True))
         if shelf is not None and made:
-            shelf.keep({digest: made[digest].to_bytes() for digest in shared if digest in made})
-        found = {digest: KernelObject.of(wanted[digest].symbol, kept) for digest, kept in taken.items()}
+            shelf.keep({digest: each.to_bytes() for digest, each in made.items()})
+        objects = (made[digest] if digest in made else KernelObject.of(taken[digest]) for digest in units)
+        program = next(
+            (function.attrs[CALLER] for function in kernels.values() if CALLER in function.attrs), NO_PROGRAM
+        )
         return KernelObjects(
-            objects=[{**found, **made}[digest] for digest in wanted],
-            names={
-                name: kernel.symbol for name, kernel in named.items() if kernel.symbol != name and not kernel.is_caller
-            },
+            objects=[each.called_by(program) for each in objects],
+            names={name: kernel.symbol for name, kernel in named.items() if name not in (kernel.symbol, CALLER)},
         )
 
     def _kernel(self, name: str, function: tirx.PrimFunc) -> _Kernel:
-        plain = function.without_attr(NAME) if self.renames else function
-        digest = digest_bytes(json.dumps([self.settings, without_names(tvm.ir.save_json(plain))]).encode())
+        if CALLER in function.attrs:
+            function = function.with_attr(CALLER, NO_PROGRAM)
+        graph = tvm.ir.save_json(function.without_attr(NAME) if self.renames else function)
+        digest = digest_bytes(json.dumps([self.settings, without_names(graph)]).encode())
         symbol = ANONYMOUS + digest[:32] if self.renames else name
-        return _Kernel(function=function.with_attr(NAME, symbol), symbol=symbol, digest=digest)
+        return _Kernel(function=function.with_attr(NAME, symbol), symbol=symbol, digest=digest, size=len(graph))
 
-    def _all_of(self, kernels: Sequence[_Kernel]) -> list[KernelObject]:
+    def _all_of(self, units: Sequence[Sequence[_Kernel]]) -> list[KernelObject]:
         with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
+            paths = [Path(folder) / f"{number}.o" for number in range(len(units))]
             pool = ThreadPoolExecutor(min(THREADS, cores()))
             try:
-                return list(pool.map(lambda kernel: self._object(kernel, Path(folder)), kernels))
+                return list(pool.map(self._object, units, paths))
             finally:
                 pool.shutdown(cancel_futures=True)  # of one that cannot be made, the others are for nothing
 
-    def _object(self, kernel: _Kernel, folder: Path) -> KernelObject:
-        module = tvm.IRModule({kernel.symbol: kernel.function})
+    def _object(self, unit: Sequence[_Kernel], path: Path) -> KernelObject:
+        module = tvm.IRModule({kernel.symbol: kernel.function for kernel in unit})
         with self.compiling() as machine, local_buffers.workspaces() as sizes:
             code: Any = tvm.tirx.build(module, machine, local_buffers.PIPELINE)
-        path = folder / f"{kernel.digest}.o"
         code.write_to_file(str(path), "obj")
         assembly = str(code.inspect_source("s")) if self.counts_stack or self.shows else ""
-        elf = path.read_bytes()
-        path.unlink()
         return KernelObject(
-            symbol=kernel.symbol,
-            elf=elf,
+            elf=path.read_bytes(),
             workspace=max(sizes, default=0),
             stack=deepest(assembly) if self.counts_stack else 0,
             assembly=assembly if self.shows else "",
         )
+
+
+def _units(kernels: Iterable[_Kernel]) -> dict[str, list[_Kernel]]:
+    """Return what becomes an object each, by the digest of that: first the small kernels, whatever their order."""
+    small: list[_Kernel] = []
+    units = {}
+    for kernel in sorted(kernels, key=lambda kernel: kernel.digest):
+        if kernel.size < SMALL:
+            small.append(kernel)
+        else:
+            units[kernel.digest] = [kernel]
+    together = digest_bytes("\n".join(kernel.digest for kernel in small).encode())
+    return {together: small, **units} if small else units
 
 
 def without_names(graph: str) -> list[Any]:

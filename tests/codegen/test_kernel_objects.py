@@ -111,8 +111,8 @@ def test_what_is_shown_is_made(tmp_path: Path, stock: Options) -> None:
 
 
 def test_what_is_kept_comes_back_as_it_was() -> None:
-    made = KernelObject(symbol="kernel_1", elf=b"\x7fELF", workspace=1 << 33, stack=7)
-    assert KernelObject.of("kernel_1", made.to_bytes()) == made
+    made = KernelObject(elf=b"\x7fELF", workspace=1 << 33, stack=7)
+    assert KernelObject.of(made.to_bytes()) == made
 
 
 def job(model: onnx.ModelProto, options: Options) -> Job:
