@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.conftest import Forge
 from tests.support.tiny import write_model
+
+Forge = Callable[..., subprocess.CompletedProcess[str]]
 
 OTHER_WEIGHTS = 3
 
