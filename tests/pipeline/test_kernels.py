@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.tiny import write_model
-
 Forge = Callable[..., subprocess.CompletedProcess[str]]
+UUID = "compile.uuid=123e4567-e89b-12d3-a456-426614174000"
+"""Another build of the same kernels."""
 
-OTHER_WEIGHTS = 3
 
-
-def kernels(tmp_path: Path) -> dict[str, int]:
-    folder = tmp_path / "store/kernels/v1"
-    return {str(path): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+def kernels(store: Path) -> dict[Path, int]:
+    return {path: path.stat().st_ino for path in (store / "kernels/v1").rglob("*") if path.is_file()}
 
 
 @pytest.fixture
-def build(forge: Forge, model: Path, tmp_path: Path) -> Forge:
-    """Return a function that builds a model of the same layers with other weights, in a store that has the first."""
-    other = write_model(tmp_path / "other.onnx", seed=OTHER_WEIGHTS)
+def store(warm: Any, tmp_path: Path) -> Path:
+    """Return the store of a finished build."""
+    return tmp_path / "store"
 
-    def build(*arguments: str, **options: object) -> object:
-        done = forge("run", f"model.path={other}", "target=host", "quantize=none", *arguments, **options)
+
+@pytest.fixture
+def again(warm: Any, forge: Forge) -> Callable[[str], str]:
+    """Return a function that compiles that model once more, as what was built before does not do: what is told."""
+    given = [
+        f"{name}.path={warm.out.parent / file}" for name, file in (("model", "tiny.onnx"), ("data", "samples.npz"))
+    ]
+
+    def again(out: str) -> str:
+        done = forge("run", *given, "quantize=static", UUID, f"out={out}")
         assert done.returncode == 0, done.stderr
-        return done
+        return done.stderr
 
-    first = forge("run", f"model.path={model}", "target=host", "quantize=none", "out=first")
-    assert first.returncode == 0, first.stderr
-    return build  # type: ignore[return-value]
+    return again
 
 
-def test_a_model_with_other_weights_takes_them_and_is_delivered_as_without(build: Forge, tmp_path: Path) -> None:
-    before = kernels(tmp_path)
+def test_a_build_takes_those_of_another_and_is_delivered_as_without(again: Any, store: Path, tmp_path: Path) -> None:
+    before = kernels(store)
     assert before
-    assert build("out=with").stderr == ""
-    assert kernels(tmp_path) == before
-    build("out=without", env={"FORGE_STORE": str(tmp_path / "another")})
+    shutil.copytree(store, tmp_path / "copy")
+    assert again("with") == ""
+    assert kernels(store) == before
+    shutil.rmtree(store)
+    (tmp_path / "copy").rename(store)
+    shutil.rmtree(store / "kernels")
+    again("without")
+    assert kernels(store).keys() == before.keys()
     one, two = ((tmp_path / "work" / out / "model_library.so").read_bytes() for out in ("with", "without"))
     assert one == two
 
 
-def test_a_damaged_one_is_told_and_made_again(build: Forge, forge: Forge, tmp_path: Path) -> None:
-    for path in map(Path, kernels(tmp_path)):
+def test_a_damaged_one_is_told_and_made_again(again: Any, forge: Forge, store: Path) -> None:
+    for path in kernels(store):
         path.chmod(0o600)
         path.write_bytes(path.read_bytes()[:-1])
-    said = build("out=with").stderr
-    assert (
-        said.count("damaged in the store") == said.count("expected a kernel with its digest") == len(kernels(tmp_path))
-    )
+    said = again("with")
+    assert said.count("damaged in the store") == said.count("expected a kernel with its digest") == len(kernels(store))
     assert forge("store", "verify").returncode == 0
     assert forge("store", "gc", "--plaintext").returncode == 0
-    assert kernels(tmp_path) == {}
+    assert kernels(store) == {}

@@ -334,6 +334,7 @@ def test_a_quantized_model_that_is_edited_while_others_are_built_of_it_leaves_no
                     "password": lambda stage: None,
                     "entropy": lambda stage: os.urandom,
                     "dump": lambda stage: None,
+                    "shelf": lambda stage: None,
                     "device": lambda stage: None,
                     "quiet": lambda stage: nullcontext,
                 },

@@ -21,6 +21,7 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
 from forge_pipeline.codegen.tir import bfloat16_pairs, scalar_loops
 from forge_pipeline.codegen.tir.argument_checks import without_checks
+from forge_pipeline.codegen.tir.divisions import towards_zero
 from forge_pipeline.target import Target
 
 PIPELINE = "forge"
@@ -65,7 +66,14 @@ def build(module: tvm.IRModule, target: Target) -> Any:
 
 def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     lower, finalize_host, finalize_device = default_s_tir_pipeline()
-    passes = (without_checks, bfloat16_pairs.with_instructions, scalar_loops.kept_scalar, _keep, _uncalled)
+    passes = (
+        without_checks,
+        bfloat16_pairs.with_instructions,
+        scalar_loops.kept_scalar,
+        towards_zero,
+        _keep,
+        _uncalled,
+    )
     own = [tvm.tirx.transform.prim_func_pass(each, opt_level=0) for each in passes]
     return lower, lambda: tvm.transform.Sequential([*own, finalize_host()]), finalize_device
 
