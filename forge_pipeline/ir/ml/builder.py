@@ -143,7 +143,7 @@ class Builder:
         """Return a value's element type. Unusual where it is not known."""
         found = self.types.get(name)
         if found is None or not found.tensor_type.elem_type:
-            raise Unusual("an input of no known type")
+            raise Unusual(f"{name!r}, whose type is not known")
         return int(found.tensor_type.elem_type)
 
     def dtype(self, name: str) -> np.dtype[Any]:
