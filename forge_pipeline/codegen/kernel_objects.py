@@ -68,7 +68,7 @@ class KernelObject:
         return cls(elf=kept[_HEAD.size :], workspace=workspace, stack=stack)
 
     def called_by(self, program: str) -> KernelObject:
-        """Return it with the digest of the program that calls the kernels, if it is the one that has that."""
+        """Return it with the digest of the program that calls the kernels, if it is the one that says so."""
         return replace(self, elf=self.elf.replace(bytes.fromhex(NO_PROGRAM), bytes.fromhex(program)))
 
 
@@ -148,7 +148,7 @@ class Maker:
         )
 
     def _kernel(self, name: str, function: tirx.PrimFunc) -> _Kernel:
-        if CALLER in function.attrs:
+        if name == CALLER:
             function = function.with_attr(CALLER, NO_PROGRAM)
         graph = tvm.ir.save_json(function.without_attr(NAME) if self.renames else function)
         digest = digest_bytes(json.dumps([self.settings, without_names(graph)]).encode())

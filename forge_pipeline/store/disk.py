@@ -38,6 +38,7 @@ ACTIONS = "actions/v1"  # another record format gets another folder, so that two
 WITHHELD = "withheld"
 NOTES = "notes"
 KERNELS = "kernels/v1"
+_FOLDERS = ("quarantine", OBJECTS, "actions", ACTIONS, "kernels", KERNELS, WITHHELD, NOTES, "tmp", "locks")
 MOVE_STORE = "name a folder that you can write to in FORGE_STORE"
 MAX_RECORD = 16 << 20
 """Bytes of a record; what is larger is none."""
@@ -143,18 +144,7 @@ class Disk:
         with refusing(self.root):
             try:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for name in (
-                    "quarantine",
-                    OBJECTS,
-                    "actions",
-                    ACTIONS,
-                    "kernels",
-                    KERNELS,
-                    WITHHELD,
-                    NOTES,
-                    "tmp",
-                    "locks",
-                ):
+                for name in _FOLDERS:
                     self.folder(self.root / name)
                 self._session: int | None = self._lock_file(session, lambda: open_lock(session))
             except OSError as error:
