@@ -1,13 +1,11 @@
-"""The steps that all code generators share: import before them; weights, memory, code and link after them."""
+"""The steps that all code generators share: import before them; weights, memory, program and link after them."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,10 @@ from tvm.relax.backend import cpu_generic
 from tvm.relax.backend.cuda import pipeline as cuda
 
 from forge_pipeline.codegen.amx.permission import uses_tiles
-from forge_pipeline.codegen.calls import check_calls
-from forge_pipeline.codegen.cuda import check_constants, compile_kernels_with_nvcc
 from forge_pipeline.codegen.entries import entries
-from forge_pipeline.codegen.kernel_objects import ANONYMOUS, KernelObjects, Maker
 from forge_pipeline.codegen.layout.batch_of_one import join
 from forge_pipeline.codegen.layout.origins import Calls, layers, matched
-from forge_pipeline.codegen.link import Naming, can_name, link, relocatable
+from forge_pipeline.codegen.machine_code import compiling, linked
 from forge_pipeline.codegen.memory.planner import plan_memory
 from forge_pipeline.codegen.memory.weight_section import Halves, separate
 from forge_pipeline.codegen.onnx_import.extents import with_extents
@@ -37,8 +32,6 @@ from forge_pipeline.codegen.onnx_import.importer import (
     prepare,
 )
 from forge_pipeline.codegen.onnx_import.recurrent.form import for_vectors
-from forge_pipeline.codegen.program.arguments import marked
-from forge_pipeline.codegen.program.encoding import Program as DeviceProgram
 from forge_pipeline.codegen.program.listing import listing
 from forge_pipeline.codegen.program.operations import Demands
 from forge_pipeline.codegen.program.translation import SYMBOL
@@ -49,9 +42,7 @@ from forge_pipeline.codegen.state.in_step import in_step
 from forge_pipeline.codegen.state.rewrite import with_states
 from forge_pipeline.codegen.state.states import check_states, states_of, without_regions
 from forge_pipeline.codegen.step import Entry, Lowering
-from forge_pipeline.codegen.tir import local_buffers
 from forge_pipeline.codegen.tir.deterministic_order import sort_shape_stores
-from forge_pipeline.codegen.tir.math import short_math, vector_math
 from forge_pipeline.errors import CompileError
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.sizes.analysis import analyse
@@ -60,19 +51,13 @@ from forge_pipeline.target import Target
 from forge_runtime.entries import MAIN
 
 
-def _model(work: Lowering) -> onnx.ModelProto:
-    if work.model is None:
-        raise ValueError("a lowering that starts from a module has no model")
-    return work.model
-
-
 def import_onnx(work: Lowering) -> None:
     """Prepare the model and import it to Relax, for each combination of sizes that is asked for.
 
     On a CPU, half precision is computed in single. A model with control flow, or with sizes that data decides, becomes
     a program of regions. Raises CompileError where such a model is asked for at several sizes, or for a GPU.
     """
-    source = _model(work) if work.options.state is None else in_step(_model(work)).model
+    source = work.source if work.options.state is None else in_step(work.source).model
     work.states = states_of(source, work.options.state, work.options.state_max)
     check_states(work.states, work.options, work.target)
     work.model = with_states(prepare(source), work.states)
@@ -140,34 +125,19 @@ def _constraints(work: Lowering) -> Sequence[Mapping[str, Any]]:
     if work.program is not None:
         return ()
     first = work.entries[0]
-    return tuple(demanded(analyse(_model(work)))) if first.sizes and work.model is not None else first.constraints
+    return tuple(demanded(analyse(work.source))) if first.sizes and work.model is not None else first.constraints
 
 
 def separate_weights(work: Lowering) -> None:
     """Move the weights out of the code where the kernels can read them in place: not on a GPU."""
     if work.target.kind == "cuda":
         return
-    halves: Halves = "rounded" if work.options.float16 else storage(_model(work))
+    halves: Halves = "rounded" if work.options.float16 else storage(work.source)
     separated = separate(work.module, as_halves=halves, file=work.section, own_only=work.program is not None)
     if work.program is not None:
         regions = (replace(region, weights=separated.taken[region.function]) for region in work.program.regions)
         work.program = replace(work.program, regions=tuple(regions))
     work.module, work.weight_section, work.weights = separated.module, separated.section, separated.table
-
-
-@contextmanager
-def _compiling(work: Lowering) -> Iterator[tvm.target.Target]:
-    machine = work.target.tvm()
-    config = {
-        **work.pass_config,
-        "relax.backend.use_cuda_graph": work.target.kind == "cuda",  # launched once, replayed from then on
-    }
-    with machine, tvm.transform.PassContext(opt_level=_level(work), config=config):
-        yield machine
-
-
-def _level(work: Lowering) -> int:
-    return max(work.options.opt_level, 1)
 
 
 def _pipeline(target: Target) -> Any:
@@ -176,7 +146,7 @@ def _pipeline(target: Target) -> Any:
 
 def place_values(work: Lowering) -> None:
     """Allocate what kernels hand to each other."""
-    with _compiling(work):
+    with compiling(work):
         regions = () if work.program is None else (region.function for region in work.program.regions)
         work.module = planned(work.module, work.target, regions=frozenset(regions))
 
@@ -192,7 +162,7 @@ def planned(module: tvm.IRModule, target: Target, *, regions: frozenset[str] = f
 
 def finalize(work: Lowering) -> None:
     """Bring the callers into Relax's last form: calls, allocations, and sizes in numbered slots."""
-    with _compiling(work) as machine:
+    with compiling(work) as machine:
         passes = _pipeline(work.target).finalize_passes(machine)
         work.module = sort_shape_stores(tvm.transform.Sequential(passes)(work.module))
 
@@ -209,87 +179,13 @@ def program_text(work: Lowering) -> str:
     return "" if work.device_program is None else listing(work.device_program)
 
 
-def generate_code(work: Lowering) -> None:
-    """Make machine code of the kernels that the program calls; for a GPU, which has no program, TVM's executable.
-
-    Raises CompileError for nvcc's refusals, and for calls of what no device has.
-    """
-    check_calls(work.module, _model(work))
-    vector_math.install()
-    local_buffers.install()
-    short_math.install()
-    if work.device_program is None:
-        with _compiling(work) as machine:
-            work.code = _for_gpu(work, machine)
-        return
-    kernels = {variable.name_hint: kernel for variable, kernel in _kernels(work, work.device_program)}
-    maker = Maker(
-        compiling=partial(_compiling, work),
-        settings=f"{work.target.spec()} {_level(work)} {dict(work.pass_config)}",
-        renames=can_name(work.target) and not work.options.relocatable,
-        counts_stack=work.target.libc == "none",
-        shows=work.dumps,
-        shelf=work.shelf,
-    )
-    made = maker.make(kernels)
-    work.code, work.workspace, work.stack = made, made.workspace, made.stack
-
-
-def _kernels(work: Lowering, program: DeviceProgram) -> Iterable[tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]]:
-    """Return what ``program`` calls."""
-    called = (item for item in work.module.functions_items() if SYMBOL + item[0].name_hint in program.kernels)
-    kernels = tvm.IRModule(dict(called))
-    if not work.options.argument_checks:
-        kernels = marked(kernels, program, named=not work.options.relocatable)
-    return kernels.functions_items()  # type: ignore[no-any-return]
-
-
-def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:
-    """Return what TVM's virtual machine executes: nothing else drives a GPU."""
-    check_constants(work.module, work.target.tag)
-    refusals = compile_kernels_with_nvcc(work.target)
-    try:
-        return tvm.relax.build(work.module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE).mod
-    except RuntimeError as error:
-        if refusals:
-            raise refusals[0] from error
-        raise
-
-
-def code_text(work: Lowering) -> str:
-    """Return the assembly of all kernels."""
-    if isinstance(work.code, KernelObjects):
-        return work.code.assembly
-    modules = (work.code, *work.code.imports)
-    return "\n\n".join(str(module.inspect_source("s")) for module in modules if module.kind == "llvm")
-
-
 def link_objects(work: Lowering) -> None:
     """Write the objects where nobody else is, link them, and describe the library."""
     with tempfile.TemporaryDirectory(prefix="forge-objects-") as folder:
-        elf = _linked(work, Path(folder))
+        elf = linked(work, Path(folder))
     program = b"" if work.device_program is None else work.device_program.to_bytes()
     work.library = Library(elf=elf, weights=work.weight_section, metadata=_describe(work), program=program)
-    work.library = replace(work.library, layers=layers(_calls(work), _model(work).graph))
-
-
-def _linked(work: Lowering, folder: Path) -> bytes:
-    """Return what the objects become, which are written into ``folder``."""
-    if isinstance(work.code, KernelObjects):
-        objects = work.code.written(folder)
-        if work.options.relocatable:
-            return relocatable(objects, work.target)
-        names = {SYMBOL + name: SYMBOL + own for name, own in work.code.names.items()}
-        return link(objects, work.target, Naming(names=names, hidden=f"{SYMBOL}{ANONYMOUS}*"))
-    linked: list[bytes] = []
-
-    def collect(_name: str, objects: list[str], **_ignored: Any) -> None:
-        linked.append(link([Path(name) for name in objects], work.target))
-
-    # the object of what is no kernel is for a CPU, which no other object names where a GPU has nothing to compute
-    vars(collect)["get_target_triple"] = lambda: work.target.triple
-    work.code.export_library("model_library.so", fcompile=collect, workspace_dir=str(folder))
-    return linked[0]
+    work.library = replace(work.library, layers=layers(_calls(work), work.source.graph))
 
 
 def _calls(work: Lowering) -> Iterable[Calls]:
@@ -312,7 +208,7 @@ def library_text(work: Lowering) -> str:
 
 
 def _describe(work: Lowering) -> dict[str, Any]:
-    model, target, options = _model(work), work.target, work.options
+    model, target, options = work.source, work.target, work.options
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs = interface(value for value in model.graph.input if value.name not in constants)
     outputs, kept = interface(outputs_of(model)), len(work.states)

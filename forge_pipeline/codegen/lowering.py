@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tvm
 
-from forge_pipeline.codegen import backend, stock, tiled
+from forge_pipeline.codegen import backend, machine_code, stock, tiled
 from forge_pipeline.codegen.onnx_import.importer import first_line
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.codegen.step import Entry, Lowering, Step
@@ -99,8 +99,8 @@ END = (
     Step(
         name="code",
         does="LLVM makes machine code of the kernels.",
-        run=backend.generate_code,
-        text=backend.code_text,
+        run=machine_code.generate_code,
+        text=machine_code.code_text,
     ),
     Step(
         name="link",

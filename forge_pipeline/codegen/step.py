@@ -102,6 +102,13 @@ class Lowering:
     calls: Mapping[str, Calls] = field(default_factory=dict)
 
     @property
+    def source(self) -> onnx.ModelProto:
+        """The model. ValueError for a lowering that starts from a module."""
+        if self.model is None:
+            raise ValueError("a lowering that starts from a module has no model")
+        return self.model
+
+    @property
     def module(self) -> tvm.IRModule:
         """The module of `main`."""
         return self.entries[0].module

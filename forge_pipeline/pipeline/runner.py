@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -262,12 +262,12 @@ class Runner:
         return output
 
 
-def maker_of(stage: Stage) -> dict[str, Any]:
-    """Return the code and the tools that make what ``stage`` gives."""
+def maker_of(stage: Stage, tools: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the code and the tools that make what ``stage`` gives, and the versions of more ``tools``."""
     return {
         "stage": stage.does,
         "version": stage.version,
-        "tools": {tool: tool_version(tool) for tool in sorted(stage.tools)},
+        "tools": {tool: tool_version(tool) for tool in sorted({*stage.tools, *tools})},
     }
 
 
@@ -276,13 +276,10 @@ def key_parts(stage: Stage, config: Slice, inputs: Mapping[str, Input | None]) -
 
     No path, clock or host name is in it. The store keeps it with the action, to say later why a stage ran.
     """
-    tools = {*stage.tools, *(tool for item in inputs.values() if isinstance(item, External) for tool in item.tools)}
     return {
-        "stage": stage.does,
-        "version": stage.version,
+        **maker_of(stage, [tool for item in inputs.values() if isinstance(item, External) for tool in item.tools]),
         "config": config,
         "inputs": {parameter: None if item is None else item.digest() for parameter, item in inputs.items()},
-        "tools": {tool: tool_version(tool) for tool in sorted(tools)},
     }
 
 

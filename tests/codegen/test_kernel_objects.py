@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from onnx import numpy_helper
 from forge_pipeline.codegen import kernel_objects
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.compile_process import Job, compile_in_subprocess
-from forge_pipeline.codegen.kernel_objects import KernelObject
+from forge_pipeline.codegen.kernel_objects import KernelObject, without_names
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.errors import StoreError
 from forge_pipeline.target import Target
@@ -108,6 +109,23 @@ def test_what_is_shown_is_made(tmp_path: Path, stock: Options) -> None:
     build(layers(*NARROW), target, stock, shelf=shelf, dump=tmp_path)
     (assembly,) = tmp_path.glob("*-code.txt")
     assert ".globl\t__tvm_ffi_kernel_" in assembly.read_text()
+
+
+def test_a_kernel_is_told_by_all_but_the_names_of_its_values() -> None:
+    import tvm
+    from tvm import te
+
+    def nodes(value: str, factor: float, note: str = "a note") -> list[Any]:
+        x = te.placeholder((8,), name=value)
+        kernel = te.create_prim_func(
+            [x, te.compute((8,), lambda i: x[i] * tvm.tirx.const(factor, "float32"), name="y")]
+        )
+        return without_names(tvm.ir.save_json(kernel.with_attr("note", note)))
+
+    assert nodes("x", 0.1) == nodes("other", 0.1)
+    assert nodes("x", 0.1) != nodes("x", float(np.nextafter(np.float32(0.1), np.float32(1))))
+    assert "x" in [node.get("data") for node in nodes("x", 0.1, note="x")]  # one string is both
+    assert "x" not in [node.get("data") for node in nodes("x", 0.1)]
 
 
 def test_what_is_kept_comes_back_as_it_was() -> None:
