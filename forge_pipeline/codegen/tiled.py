@@ -26,6 +26,7 @@ from forge_pipeline.codegen.layout.fusion import (
     PATTERN,
     close_open_kernels,
     cut_chains,
+    grouped,
     know_other_sizes,
     part_broadcasts,
     store_bytes,
@@ -154,9 +155,9 @@ def fuse(work: Lowering, entry: Entry) -> None:
     module = close_open_kernels(know_other_sizes(relax.transform.AnnotateTIROpPattern()(entry.module)))
     if work.options.opt_level >= FUSED:
         apart = part_broadcasts(cut_chains(module))
-        grouped = relax.transform.FuseOps()(apart)
-        work.origins.fused(apart, grouped)
-        paired = pair_convolutions(grouped, work.machine, work.origins)
+        groups = grouped(apart)
+        work.origins.fused(apart, groups)
+        paired = pair_convolutions(groups, work.machine, work.origins)
         module = relax.transform.FuseTIR()(paired)
         work.origins.carry(paired, module)
     entry.module = relax.transform.DeadCodeElimination()(module)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.errors import VerificationError
 from forge_pipeline.evaluation.noise import Noise
+from forge_pipeline.evaluation.pairing import paired
 from forge_pipeline.evaluation.scores import Score
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class Recorded:
         return self._model(feed) if known is None else known
 
 
+NONE: Final[Mapping[str, int]] = MappingProxyType({})
 FLOAT, QUANTIZED, COMPILED = "float", "quantized", "compiled"
 BASE = {QUANTIZED: FLOAT, COMPILED: QUANTIZED}
 """What each model is compared with."""
@@ -65,11 +68,13 @@ def compare(
     labels: NDArray[Any] | None,
     new_score: Callable[[], Score],
     limit: int | None,
+    counted: Mapping[str, int] = NONE,
 ) -> Comparison:
     """Run ``models`` (float, quantized and perhaps compiled) on feeds until ``limit`` samples are through.
 
-    ``labels`` are in the order of the samples, as many for each feed. Raises DataError where they do not fit the
-    metric, and VerificationError for a metric that is no number.
+    ``counted`` has the axes along which outputs have as many rows as a model finds: they are compared in pairs
+    (`pairing`). ``labels`` are in the order of the samples, as many for each feed. Raises DataError where they do not
+    fit the metric, and VerificationError for a metric that is no number.
     """
     scores = {name: new_score() for name in models}
     noise = {name: {output: Noise() for output in outputs} for name in models if name in BASE}
@@ -82,12 +87,17 @@ def compare(
         for name, model in models.items():
             if id(model) not in known:
                 known[id(model)] = model(feed)
-            results[name] = _same_shapes(known[id(model)], results, outputs, name)
-            scores[name].update(results[name], expected, results[FLOAT])
-            for output, one in noise.get(name, {}).items():
-                one.update(results[BASE[name]][output], results[name][output])
+            results[name] = _same_shapes(known[id(model)], results, outputs, name, counted)
+            wanted, own = results[FLOAT], results[name]
+            if scores[name].is_by_value:
+                wanted, own = paired(wanted, own, counted)
+            scores[name].update(own, expected, wanted)
+            if name in noise:
+                wanted, own = paired(results[BASE[name]], results[name], counted)
+                for output, one in noise[name].items():
+                    one.update(wanted[output], own[output])
         if COMPILED in results:
-            distances[index:] = [distance(results[QUANTIZED], results[COMPILED])]
+            distances[index:] = [distance(*paired(results[QUANTIZED], results[COMPILED], counted))]
         done += share or _leading(feed)
     return Comparison(
         scores={name: _finite(score.result(), name) for name, score in scores.items()},
@@ -127,14 +137,17 @@ def _same_shapes(
     others: Mapping[str, Mapping[str, NDArray[Any]]],
     outputs: Sequence[str],
     name: str,
+    counted: Mapping[str, int],
 ) -> dict[str, NDArray[Any]]:
     for output in outputs if others else ():
-        expected, found = others[FLOAT][output].shape, result[output].shape
+        expected, found = list(others[FLOAT][output].shape), list(result[output].shape)
+        if output in counted and len(found) == len(expected):
+            found[counted[output]] = expected[counted[output]]
         if expected != found:
             raise VerificationError(
                 where=f"output {output!r} of the {name} model",
-                expected=f"shape {list(expected)}, as from the float model",
-                found=f"shape {list(found)}",
+                expected=f"shape {expected}, as from the float model",
+                found=f"shape {list(result[output].shape)}",
                 fix="report it with the model: a stage changed what the model computes",
             )
     return {output: result[output] for output in outputs}

@@ -59,10 +59,14 @@ def measure(reference: ONNXModule, model: ONNXModule, feeds: Sequence[Feed]) -> 
     whole = Interpreter(model.light, where="quantized model", taps=names)
     spatial = {node.input[0] for node in graph.node if node.op_type in SPATIAL}
     gains = {name: Gains(spatial=name in spatial) for name in pairs}
+    differing: set[str] = set()  # in shape, on one of the feeds: as many of something as data decides
     for feed in feeds:
         wanted, found = {**feed, **exact(feed)}, {**feed, **whole(feed)}
-        for name in comparable(pairs, wanted, found):
+        alike = comparable(pairs, wanted, found)
+        differing |= pairs.keys() - set(alike)
+        for name in alike:
             gains[name].update(wanted[name], found[pairs[name]])
+    pairs = {name: tap for name, tap in pairs.items() if name not in differing}
     apart: Interpreter | None = None
     total, own = ({name: Noise() for name in pairs} for _ in range(2))
     for feed in feeds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -17,16 +17,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Outputs = Mapping[str, "NDArray[Any]"]
-UserMetric = Callable[[dict[str, "NDArray[Any]"], "NDArray[Any] | None"], float]
-"""A user's own: all outputs by name, [samples, ...] each, and the labels or None; the higher, the better."""
+UserMetric = Callable[[dict[str, "NDArray[Any] | list[NDArray[Any]]"], "NDArray[Any] | None"], float]
+"""A user's own: all outputs by name, [samples, ...] each, and the labels or None; the higher, the better.
+
+An output with as many rows as the model finds is a list instead, an array for each feed."""
 
 OPTION, AUTO = "evaluate.metric", "auto"
 
 
 class Score(Protocol):
-    """One metric of one model. ``reference`` is what the float model gave for the same feed."""
+    """One metric of one model. ``reference`` is what the float model gave for the same feed.
+
+    ``is_by_value``: outputs are held against it value by value.
+    """
 
     higher_is_better: bool
+    is_by_value: bool
 
     def update(self, outputs: Outputs, labels: NDArray[Any] | None, reference: Outputs) -> None:
         """Add one feed: the outputs and the labels of its samples. Raises DataError where they do not fit."""
@@ -41,7 +47,7 @@ class TopK:
     Of equal values the one with the lower index counts as larger, as in argmax.
     """
 
-    higher_is_better = True
+    higher_is_better, is_by_value = True, False
 
     def __init__(self, k: int) -> None:
         self._k, self._right, self._seen = k, 0, 0
@@ -75,7 +81,7 @@ class TopK:
 class MeanAbsoluteError:
     """Mean of |output - expected|: the labels for the first output, or the float model's outputs without labels."""
 
-    higher_is_better = False
+    higher_is_better, is_by_value = False, True
 
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
@@ -96,7 +102,7 @@ class MeanAbsoluteError:
 class Cosine:
     """Mean over samples of the cosine between output and expected, which is chosen as for the mean absolute error."""
 
-    higher_is_better = True
+    higher_is_better, is_by_value = True, True
 
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
@@ -122,12 +128,15 @@ class Cosine:
 
 
 class Custom:
-    """A user's `module:function`. It sees all outputs at once, so they are kept; nothing else is."""
+    """A user's `module:function`. It sees all outputs at once, so they are kept; nothing else is.
 
-    higher_is_better = True
+    Outputs that are ``counted`` (as many rows as the model finds) are a list, an array for each feed.
+    """
 
-    def __init__(self, reference: str) -> None:
-        self._name, self._function = reference, _import(reference)
+    higher_is_better, is_by_value = True, False
+
+    def __init__(self, reference: str, counted: Collection[str] = ()) -> None:
+        self._name, self._function, self._counted = reference, _import(reference), counted
         self._outputs: dict[str, list[NDArray[Any]]] = {}
         self._labels: list[NDArray[Any]] = []
 
@@ -142,7 +151,9 @@ class Custom:
         """Call the function once. Raises ConfigError where it gives no finite number."""
         import numpy as np
 
-        outputs = {name: np.concatenate(arrays) for name, arrays in self._outputs.items()}
+        outputs: dict[str, NDArray[Any] | list[NDArray[Any]]] = {
+            name: arrays if name in self._counted else np.concatenate(arrays) for name, arrays in self._outputs.items()
+        }
         value = self._function(outputs, np.concatenate(self._labels) if self._labels else None)
         if isinstance(value, int | float | np.number) and math.isfinite(value):
             return float(value)
@@ -170,10 +181,10 @@ def resolve(metric: str, labels: NDArray[Any] | None) -> str:
     return "top1" if labels.dtype.kind in "iu" and labels.size == len(labels) else "mae"
 
 
-def factory(metric: str) -> Callable[[], Score]:
+def factory(metric: str, counted: Collection[str] = ()) -> Callable[[], Score]:
     """Return what makes a score, by its name or as `module:function`. Raises ConfigError."""
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", metric):
-        return partial(Custom, metric)
+        return partial(Custom, metric, counted)
     return METRICS.pick(metric, where=OPTION)
 
 

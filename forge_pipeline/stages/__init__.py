@@ -27,18 +27,18 @@ STAGES = Registry(
                 wants=("progress",),
             ),
             Stage(
-                name="quantize", version=5,
+                name="quantize", version=6,
                 takes={"model": "fold", "ranges": "calibrate", "data": "calibration data"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/quantize/{target}",
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=98, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=99, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump", "shelf"), joint=Joint(code="combine", version=1),
             ),
             Stage(
-                name="evaluate", version=13,
+                name="evaluate", version=14,
                 takes={"reference": "fold", "model": "quantize", "library": "compile", "data": "data"}, gives="metrics",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=True, folder=DELIVERED,
                 deliverables=("metrics.json", "latency.json", "layers.json", "layers.svg"), wants=("device", "quiet"),

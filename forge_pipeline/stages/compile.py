@@ -216,6 +216,9 @@ def _notes(checked: Mapping[str, Any]) -> list[str]:
     if checked.get("rounding"):
         outputs = ", ".join(f"{name} {noise:g}" for name, noise in checked["rounding"].items())
         lines.append(f"compared within what rounding alone changes: {outputs}")
+    if checked.get("strays"):
+        outputs = ", ".join(f"{name} {share:.2%}" for name, share in checked["strays"].items())
+        lines.append(f"rows that only one of both finds, no more than rounding alone makes: {outputs}")
     return lines
 
 

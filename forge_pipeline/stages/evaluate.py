@@ -130,6 +130,7 @@ def run(
     from forge_pipeline.evaluation.feeds import feeds_for
     from forge_pipeline.ir.external_data.writer import size
     from forge_pipeline.ir.reference.interpreter import Interpreter
+    from forge_pipeline.ir.sizes.counted import counted_axes
     from forge_pipeline.ir.sizes.keeping import keeping
     from forge_pipeline.runners.artifact import Wanted, opened
     from forge_pipeline.stages.generation import generation
@@ -152,7 +153,8 @@ def run(
     metric = scores.resolve(config.metric, chosen.labels)
     if chosen.missing is not None:
         return _unmeasured(metric, sizes, chosen.missing)
-    new_score = scores.factory(metric)
+    counted = counted_axes(reference.light) if calls is None else {}
+    new_score = scores.factory(metric, counted)
     interpreter = Interpreter(reference.light, where="float model")
     known = comparison.Recorded(interpreter, chosen.feeds, chosen.results)
     models: dict[str, comparison.Model] = {
@@ -183,7 +185,7 @@ def run(
         if artifact.model is not None:
             models[COMPILED] = artifact.model if calls is None else calls.of_library(artifact.model)
         most = limit(artifact.is_emulated)
-        found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, most)
+        found = comparison.compare(models, outputs, chosen.feeds, chosen.labels, new_score, most, counted)
         with quiet() if artifact.where == HOST else nullcontext():
             timed = list(islice(chosen.feeds, 1 if calls is None else 2))
             speed = speed_of(artifact, timed, config.machine, library.layers, calls)

@@ -82,3 +82,26 @@ def test_every_configuration_binds_and_keeps_the_interface(name: str) -> None:
     onnx.checker.check_model(output.mod, full_check=True)
     assert list(output.mod.graph.input) == list(model.mod.graph.input)
     assert list(output.mod.graph.output) == list(model.mod.graph.output)
+
+
+def test_sizes_that_an_exporter_left_to_be_computed_are_constants_by_default() -> None:
+    """As torchvision's detectors pad an image: by floats that are made of its size."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 17]>
+        padded (float[1, 3, 20, 20] x) => (float[a, b, c, d] y)
+        {
+            shape = Shape(x)
+            side = Gather<axis=0>(shape, two)
+            real = Cast<to=1>(side)
+            steps = Div(real, eight)
+            up = Ceil(steps)
+            full = Mul(up, eight)
+            whole = Cast<to=7>(full)
+            more = Sub(whole, side)
+            pads = Concat<axis=0>(before, more, more)
+            y = Pad(x, pads)
+        }""")
+    arrays = {"two": np.array([2]), "before": np.zeros(6, np.int64), "eight": np.array([8], np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    folded = run(_config("basic"), ONNXModule(model)).output.mod
+    assert [node.op_type for node in folded.graph.node] == ["Pad"]
+    assert folded.graph.node[0].input[1] in {tensor.name for tensor in folded.graph.initializer}

@@ -34,6 +34,9 @@ operators are fused into what computes their operand) and kOpaque (nothing is)."
 ALONE = "_alone"
 """The end of the name of a kernel that only stores its result, where another one like it may go on."""
 
+TENSORS = 2
+"""Arguments of a call of a kernel without extents: the kernel, and what it reads."""
+
 PARTED = "_parted"
 """The end of the name of a kernel that spreads what another one computes."""
 
@@ -109,11 +112,54 @@ def _is_open(function: tirx.PrimFunc, operands: int) -> bool:
     return not own <= known
 
 
+def grouped(module: tvm.IRModule) -> tvm.IRModule:
+    """Return ``module`` with kernels in groups, each of which becomes one.
+
+    No group is given extents by themselves, those that no tensor of it has as an axis (where axes are computed from
+    them): TVM refuses some groups that are ("All shape inputs are expected to be single tirx var"). What takes such an
+    extent is left alone, and the others are grouped again.
+    """
+    while True:
+        made = relax.transform.FuseOps()(module)
+        groups = [function for variable, function in made.functions_items() if variable.name_hint != "main"]
+        taking = {name for group in groups if _is_given_extents(group) for name in _taking(group)}
+        closed = {
+            variable: function.with_attr(PATTERN, OPAQUE)
+            for variable, function in module.functions_items()
+            if variable.name_hint in taking and int((function.attrs or {}).get(PATTERN, OPAQUE)) != OPAQUE
+        }
+        if not closed:
+            return made
+        module = rewriting.with_functions(module, closed)
+
+
+def _is_given_extents(function: Any) -> bool:
+    """Return whether a function of kernels has a parameter that is no tensor, but extents."""
+    return isinstance(function, relax.Function) and any(
+        isinstance(parameter.ty, relax.ShapeType) for parameter in function.params
+    )
+
+
+def _taking(group: relax.Function) -> set[str]:
+    """Return the kernels of a group that are given extents."""
+    bindings = (binding for block in group.body.blocks for binding in block.bindings)
+    calls = (binding.value for binding in bindings if _kernel(binding.value) is not None)
+    return {
+        str(call.args[0].name_hint)
+        for call in calls
+        if len(call.args) > TENSORS or not all(map(_is_tensor, call.args[1].fields))
+    }
+
+
+def _is_tensor(operand: Any) -> bool:
+    return isinstance(operand.ty, relax.TensorType | relax.TupleType)
+
+
 def part_broadcasts(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module``, where a kernel that spreads sums over a larger result is not fused with what computes them.
 
-    One that alone reads other sums, as many as it gives, goes on with those. ``module`` is a sequence of calls of
-    kernels whose patterns of fusion are known.
+    One that alone reads other sums, as many as it gives, goes on with those where nothing keeps them in memory: a
+    reader that cannot be fused. ``module`` is a sequence of calls of kernels whose patterns of fusion are known.
     """
     patterns = {
         variable.name_hint: int((function.attrs or {}).get(PATTERN, OPAQUE))
@@ -122,15 +168,20 @@ def part_broadcasts(module: tvm.IRModule) -> tvm.IRModule:
     }
     bindings = [binding for block in module["main"].body.blocks for binding in block.bindings]
     uses = Counter(variable for binding in bindings for variable in _reads(binding.value))
-    sums, parted = set[Any](), set[Any]()
+    by_element = {
+        binding.var for binding in bindings if patterns.get(_kernel(binding.value) or "", OPAQUE) <= BROADCAST
+    }
+    kept = {variable for binding in bindings if binding.var not in by_element for variable in _reads(binding.value)}
+    sums, parted, stored = set[Any](), set[Any](), set[Any]()
     for binding in bindings:
-        pattern = patterns.get(_kernel(binding.value) or "", OPAQUE)
-        read = sums.intersection(_reads(binding.value)) if pattern <= BROADCAST else set()
+        read = sums.intersection(_reads(binding.value)) if binding.var in by_element else set()
         spread = {variable for variable in read if _spreads(variable, binding.var)}
-        if spread and not any(uses[variable] == 1 for variable in read - spread):
+        if spread and not any(uses[variable] == 1 and variable not in stored for variable in read - spread):
             parted.add(binding.var)
-        elif read or pattern == FUSABLE_OUTPUT:
+        elif read or patterns.get(_kernel(binding.value) or "", OPAQUE) == FUSABLE_OUTPUT:
             sums.add(binding.var)
+            if read and all(variable in kept or variable in stored for variable in read):
+                stored.add(binding.var)
     return _with_pattern(module, parted, FUSABLE_OUTPUT, PARTED)
 
 

@@ -7,10 +7,11 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.sorting.rows import TOGETHER, Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.sorting.rows import TOGETHER, Extents, Rows, attributes, called, extents_of, made_once, own
 from forge_pipeline.codegen.tir import script
 
 
+@made_once
 def cumulative_kernel(
     data: Extents, axis: int, dtype: str, *, product: bool, exclusive: bool, reverse: bool
 ) -> tirx.PrimFunc:

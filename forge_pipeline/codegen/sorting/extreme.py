@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.order import before, equal
-from forge_pipeline.codegen.sorting.rows import TOGETHER, Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.sorting.rows import TOGETHER, Extents, Rows, attributes, called, extents_of, made_once, own
 from forge_pipeline.codegen.tir import script
 
 VECTORS = ("float32", "int32", "uint8", "int8")
@@ -22,6 +22,7 @@ LANES = 8
 """Parts of a row along the last axis."""
 
 
+@made_once
 def extreme_kernel(data: Extents, axis: int, dtype: str, *, largest: bool, last: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (places)``, whose extent along the axis is 1."""
     (shape,) = own(data)

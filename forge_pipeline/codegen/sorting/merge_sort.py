@@ -12,7 +12,16 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.order import before
-from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, unravelled
+from forge_pipeline.codegen.sorting.rows import (
+    Extents,
+    Rows,
+    attributes,
+    called,
+    extents_of,
+    made_once,
+    own,
+    unravelled,
+)
 from forge_pipeline.codegen.tir import script
 
 RUN = 8
@@ -98,6 +107,7 @@ def sorting_code(rows: Rows, precede: Any) -> Any:
     return sort
 
 
+@made_once
 def sort_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (values, places, scratch)``: the first ``result`` of each row in stable order."""
     shape, (kept,) = own(data, (result,))

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at
 from forge_pipeline.codegen.sorting.order import before, equal
-from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, made_once, own
 from forge_pipeline.codegen.tir import script
 
 TOGETHER = 64
@@ -52,6 +52,7 @@ def _overlap_more(first: Sequence[Any], second: Sequence[Any], threshold: Any) -
     return tirx.all(is_real, shared / union > threshold)
 
 
+@made_once
 def suppression_kernel(
     boxes: Extents, scores: Extents, limits: tuple[Extents, Extents, Extents], bound: Any, *, is_centered: bool
 ) -> tirx.PrimFunc:

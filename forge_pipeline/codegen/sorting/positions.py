@@ -10,10 +10,20 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.sorting.rows import Extents, attributes, called, extents_of, own, size, unravelled
+from forge_pipeline.codegen.sorting.rows import (
+    Extents,
+    attributes,
+    called,
+    extents_of,
+    made_once,
+    own,
+    size,
+    unravelled,
+)
 from forge_pipeline.codegen.tir import script
 
 
+@made_once
 def positions_kernel(data: Extents, dtype: str) -> tirx.PrimFunc:
     """Return ``(data) -> (places (elements of data,), count ())``: where data is not zero; a NaN is not."""
     (shape,) = own(data)

@@ -129,17 +129,28 @@ def own(*shapes: Extents) -> list[tuple[Any, ...]]:
 
 
 def made_once(kernel: Callable[..., tirx.PrimFunc]) -> Callable[..., tirx.PrimFunc]:
-    """Return what makes each kernel over one tensor once, for all extents that are its own alike.
+    """Return what makes each kernel once, for all extents that are its own alike (`own`), and all else equal.
 
-    TVM's parser takes a tenth of a second for some, and a network has the same in all of its layers.
+    TVM's parser takes up to half a second for one, and a network has the same in all of its layers, or for each class.
     """
-    made: dict[tuple[object, ...], tirx.PrimFunc] = {}
+    made: dict[object, tirx.PrimFunc] = {}
 
     @wraps(kernel)
-    def remembered(tensor: Extents, *options: object, **named: object) -> tirx.PrimFunc:
-        key = (*map(str, own(tensor)[0]), *options, *named.values())
+    def remembered(*arguments: Any, **options: Any) -> tirx.PrimFunc:
+        known: dict[Any, str] = {}
+
+        def own_name(argument: Any) -> object:
+            if isinstance(argument, tirx.IntImm):
+                return int(argument)
+            if argument is None or isinstance(argument, int | float | str):
+                return argument
+            if isinstance(argument, Sequence):
+                return tuple(map(own_name, argument))
+            return known.setdefault(argument, f"n{len(known)}")
+
+        key = own_name(arguments), tuple(sorted(options.items()))
         if key not in made:
-            made[key] = kernel(tensor, *options, **named)
+            made[key] = kernel(*arguments, **options)
         return made[key]
 
     return remembered

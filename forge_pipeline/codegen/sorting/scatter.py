@@ -13,7 +13,17 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, size, unravelled
+from forge_pipeline.codegen.sorting.rows import (
+    Extents,
+    Rows,
+    attributes,
+    called,
+    extents_of,
+    made_once,
+    own,
+    size,
+    unravelled,
+)
 from forge_pipeline.codegen.tir import script
 
 BESIDE = 64
@@ -62,6 +72,7 @@ def _copy(shape: tuple[Any, ...]) -> Any:
     return copy
 
 
+@made_once
 def elements_kernel(
     data: Extents, places: Extents, updates: Extents, axis: int, dtype: str, place_dtype: str, reduction: str
 ) -> tirx.PrimFunc:
@@ -139,6 +150,7 @@ def _before_expansion(builder: Any, places: relax.Expr, axis: int) -> relax.Expr
     return call.args[0] if is_whole and _is_along(extents, axis) else places
 
 
+@made_once
 def slices_kernel(
     data: Extents, places: Extents, depth: int, dtype: str, place_dtype: str, reduction: str
 ) -> tirx.PrimFunc:

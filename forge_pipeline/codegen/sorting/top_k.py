@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.merge_sort import sort
 from forge_pipeline.codegen.sorting.order import before, equal
-from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own
+from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, made_once, own
 from forge_pipeline.codegen.tir import script
 
 LOOKED_AT = 16
@@ -23,6 +23,7 @@ SORTED_PART = 4
 """Rows of which one in so many elements, or more, are wanted are sorted whole, which takes fewer steps for each."""
 
 
+@made_once
 def heap_kernel(data: Extents, result: Any, axis: int, dtype: str, *, descending: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (values, places)``: the first ``result`` of each row, in order."""
     shape, (kept,) = own(data, (result,))

@@ -10,7 +10,17 @@ from tvm.script import tirx as T
 
 from forge_pipeline.codegen.sorting.merge_sort import PLACE, place_at, sorting_code
 from forge_pipeline.codegen.sorting.order import before
-from forge_pipeline.codegen.sorting.rows import Extents, Rows, attributes, called, extents_of, own, size, unravelled
+from forge_pipeline.codegen.sorting.rows import (
+    Extents,
+    Rows,
+    attributes,
+    called,
+    extents_of,
+    made_once,
+    own,
+    size,
+    unravelled,
+)
 from forge_pipeline.codegen.tir import script
 
 
@@ -27,6 +37,7 @@ class Unique(NamedTuple):
     """How many there are, ()."""
 
 
+@made_once
 def unique_kernel(data: Extents, axis: int | None, dtype: str, *, ordered: bool) -> tirx.PrimFunc:
     """Return ``(data) -> (first, inverse, counts, count, scratch (2, elements))``.
 

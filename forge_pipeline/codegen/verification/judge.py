@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from forge_pipeline.errors import DataError, ModelError, VerificationError
@@ -24,36 +25,83 @@ BEYOND = 1.5
 """Times what a few draws of all roundings move an output by."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Judge:
-    """Compares outputs. ``worst`` has the largest error of each so far, ``rounding`` what it was forgiven for."""
+    """Compares outputs. ``worst`` has the largest error of each so far, ``rounding`` what it was forgiven for.
+
+    ``strays`` has the largest share of rows, of those that data decides the number of, that only one side found: no
+    more than rounding alone makes (`rows`).
+    """
 
     model: onnx.ModelProto
     limit: float
     limit_name: str
     worst: dict[str, float] = field(default_factory=dict)
     rounding: dict[str, float] = field(default_factory=dict)
+    strays: dict[str, float] = field(default_factory=dict)
 
     def compare(
         self, feed: Feed, names: Sequence[str], wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]
     ) -> None:
         """Raise VerificationError where one of the outputs is not what is wanted."""
-        noise: dict[str, Deviation] = {}
+        noise: Mapping[str, Noise] = {}
         for name, want, have in zip(names, wanted, found, strict=True):
-            _check_kind(name, want, have, self._fix)
-            off = Deviation.of(want, have)
-            if off.peak > self.limit:
-                noise = noise or self._noise(feed, dict(zip(names, wanted, strict=True)))
-            moved = noise.get(name, NOTHING)
-            if off.peak > self.limit and not off.is_within(moved):
-                by = f", where rounding alone moves it by {moved.peak:.3g}" if noise else ""
-                expected = f"ONNX Runtime's values within {self.limit:g} of the largest"
-                raise VerificationError(f"output {name!r}", expected, f"off by {off.peak:.3g}{by}", self._fix)
-            if off.peak > self.limit:
-                self.rounding[name] = max(self.rounding.get(name, 0.0), moved.peak)
-            self.worst[name] = max(self.worst.get(name, 0.0), off.peak)
+            is_alike = _is_alike(want, have)
+            off = Deviation.of(want, have) if is_alike else NOTHING
+            if is_alike and off.peak <= self.limit:
+                self.worst[name] = max(self.worst.get(name, 0.0), off.peak)
+                continue
+            if not is_alike and (name not in self._axes or want.dtype != have.dtype):
+                raise self._unlike(name, want, have)
+            noise = noise or self._noise(feed, dict(zip(names, wanted, strict=True)))
+            moved = noise[name]
+            if is_alike and off.is_within(moved.deviation):
+                self.rounding[name] = max(self.rounding.get(name, 0.0), moved.deviation.peak)
+                self.worst[name] = max(self.worst.get(name, 0.0), off.peak)
+                continue
+            share = self._strays(name, want, have)
+            if share is None or share > moved.strays:
+                raise self._off(name, off, moved, share) if is_alike else self._unlike(name, want, have)
+            self.strays[name] = max(self.strays.get(name, 0.0), share)
 
-    def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> dict[str, Deviation]:
+    def report(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return the largest errors of these outputs, and what was forgiven of which."""
+        errors = {name: self.worst.get(name, 0.0) for name in names}
+        rows = {"error": errors, "rounding": self.rounding, "strays": self.strays}
+        return {
+            key: {name: rounded(value) for name, value in found.items()} for key, found in rows.items()
+            if found or key == "error"
+        }  # fmt: skip
+
+    def _strays(self, name: str, want: np.ndarray, have: np.ndarray) -> float | None:
+        """Return the share of rows that only one side found, None where data does not decide how many there are."""
+        from forge_pipeline.codegen.verification.rows import strays
+
+        axis = self._axes.get(name)
+        return None if axis is None else strays(want, have, axis, self.limit * _largest(want))
+
+    @cached_property
+    def _axes(self) -> Mapping[str, int]:
+        from forge_pipeline.ir.sizes.counted import counted_axes
+
+        return counted_axes(self.model)
+
+    def _off(self, name: str, off: Deviation, moved: Noise, share: float | None) -> VerificationError:
+        by = f", where rounding alone moves it by {moved.deviation.peak:.3g}" if moved.deviation.peak else ""
+        if share is not None:
+            by += f"; {share:.2%} of its rows are found by one side alone, where rounding makes that {moved.strays:.2%}"
+        expected = f"ONNX Runtime's values within {self.limit:g} of the largest"
+        return VerificationError(f"output {name!r}", expected, f"off by {off.peak:.3g}{by}", self._fix)
+
+    def _unlike(self, name: str, want: np.ndarray, have: np.ndarray) -> VerificationError:
+        if want.shape != have.shape or want.dtype != have.dtype:
+            expected, found = (f"{array.dtype}{list(array.shape)}" for array in (want, have))
+            return VerificationError(f"output {name!r}", expected, found, self._fix)
+        return VerificationError(
+            f"output {name!r}", "NaN and infinity where ONNX Runtime has them", "others", self._fix
+        )
+
+    def _noise(self, feed: Feed, wanted: Mapping[str, np.ndarray]) -> Mapping[str, Noise]:
         """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run.
 
         Of what is quantized that is a little more than the largest of a few draws: the compiled model is another draw,
@@ -64,14 +112,17 @@ class Judge:
         from forge_pipeline.codegen.verification.rounding import DRAWS, dithered, nudged, with_nudged_weights
         from forge_pipeline.ir.reference.double import feed_in_double, in_double
 
-        noise = dict.fromkeys(wanted, NOTHING)
+        noise = dict.fromkeys(wanted, Noise())
 
         def see(model: onnx.ModelProto, fed: Feed, times: float) -> None:
             with suppress(ModelError, DataError):
                 moved = reference_of(model)(fed)
                 for name, want in wanted.items():
                     if moved[name].shape == want.shape:
-                        noise[name] = noise[name].larger(Deviation.of(want, moved[name]).times(times))
+                        off = Deviation.of(want, moved[name]).times(times)
+                        noise[name] = replace(noise[name], deviation=noise[name].deviation.larger(off))
+                    share = times * (self._strays(name, want, moved[name]) or 0.0)
+                    noise[name] = replace(noise[name], strays=max(noise[name].strays, share))
 
         is_quantized = self.limit_name == "quantized"
         for seed in range(DRAWS):
@@ -114,7 +165,7 @@ class Deviation:
         if not expected.size:
             return NOTHING
         difference = found - expected
-        largest = max(float(np.max(np.abs(expected))), SMALL)
+        largest = _largest(expected)
         noise, signal = (float(np.einsum("i,i->", values, values)) for values in (difference, expected))
         return cls(peak=float(np.max(np.abs(difference))) / largest, power=noise / max(signal, SMALL**2))
 
@@ -134,18 +185,36 @@ class Deviation:
 NOTHING = Deviation(peak=0.0, power=0.0)
 
 
-def _check_kind(name: str, want: np.ndarray, have: np.ndarray, fix: str) -> None:
-    """Raise VerificationError unless both are of one type and shape, and finite in the same places."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What rounding alone does to an output: how far its values move, and the share of rows that come or go."""
+
+    deviation: Deviation = NOTHING
+    strays: float = 0.0
+
+
+def _largest(values: np.ndarray) -> float:
+    """Return the largest finite size, or `SMALL`."""
+    import numpy as np
+
+    finite = np.abs(np.asarray(values, np.float64))
+    return max(float(np.max(finite, where=np.isfinite(finite), initial=0.0)), SMALL)
+
+
+def _is_alike(want: np.ndarray, have: np.ndarray) -> bool:
+    """Return whether both are of one type and shape, and finite in the same places."""
     import numpy as np
 
     if want.shape != have.shape or want.dtype != have.dtype:
-        raise VerificationError(
-            f"output {name!r}", f"{want.dtype}{list(want.shape)}", f"{have.dtype}{list(have.shape)}", fix
-        )
+        return False
     expected, found = np.asarray(want, np.float64), np.asarray(have, np.float64)
     finite = np.isfinite(expected)
-    if not np.array_equal(expected[~finite], found[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
-        raise VerificationError(f"output {name!r}", "NaN and infinity where ONNX Runtime has them", "others", fix)
+    return bool(np.array_equal(expected[~finite], found[~finite], equal_nan=True) and np.isfinite(found[finite]).all())
+
+
+def rounded(error: float) -> float:
+    """Keep one digit: what follows it differs between machines, and reports should not."""
+    return float(f"{error:.0e}")
 
 
 def reference_of(model: onnx.ModelProto) -> Interpreter:

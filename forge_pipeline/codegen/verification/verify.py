@@ -102,11 +102,9 @@ def verify(
     report: dict[str, Any] = {
         "tolerance": judge.limit,
         "samples": len(compared),
-        "error": {name: rounded(judge.worst.get(name, 0.0)) for name in names} if compared else {},
+        **judge.report(names if compared else ()),
         "inputs": listed(compared),
     }
-    if judge.rounding:
-        report["rounding"] = {name: rounded(value) for name, value in judge.rounding.items()}
     if refused:
         report["refused"] = {
             entry: {"sizes": dict(trial.sizes), "by_the_library": refusal.found}
@@ -234,8 +232,3 @@ def _wanted(reference: Interpreter, trials: Sequence[Trial]) -> list[list[np.nda
     fresh = iter(reference.each([trial.feed for trial in trials if trial.results is None], reference.outputs))
     found = [next(fresh) if trial.results is None else trial.results for trial in trials]
     return [[results[name] for name in reference.outputs] for results in found]
-
-
-def rounded(error: float) -> float:
-    """Keep one digit: what follows it differs between machines, and reports should not."""
-    return float(f"{error:.0e}")

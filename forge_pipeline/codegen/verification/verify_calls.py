@@ -9,7 +9,7 @@ import numpy as np
 
 from forge_pipeline.codegen.state.in_step import LAST, ONES, TOTAL, in_step
 from forge_pipeline.codegen.verification.judge import Feed, Judge, reference_of
-from forge_pipeline.codegen.verification.verify import MADE_UP, Checks, Trial, listed, precision, rounded
+from forge_pipeline.codegen.verification.verify import MADE_UP, Checks, Trial, listed, precision
 from forge_pipeline.errors import CompileError, DataError
 from forge_pipeline.ir.sizes.keeping import call_sizes, keeping
 from forge_pipeline.runtime.bundle import Library
@@ -45,15 +45,8 @@ def verify_calls(model: onnx.ModelProto, library: Library, checks: Checks, *, fl
             raise have
         judge.compare(feed, names, [expected[name] for name in names], have)
     trials = [Trial(feed=feed, origin=MADE_UP, entry="", sizes=size) for feed, size in zip(feeds, sizes, strict=True)]
-    report: dict[str, Any] = {
-        "tolerance": judge.limit,
-        "samples": len(feeds),
-        "error": {name: rounded(judge.worst.get(name, 0.0)) for name in names},
-        "inputs": listed(trials),
-    }
-    if judge.rounding:
-        report["rounding"] = {name: rounded(value) for name, value in judge.rounding.items()}
-    return report
+    counts = {"tolerance": judge.limit, "samples": len(feeds)}
+    return {**counts, **judge.report(names), "inputs": listed(trials)}
 
 
 class Calls:

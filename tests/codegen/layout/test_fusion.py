@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper
+from tvm import relax, te, tirx
 
 from forge_pipeline.codegen.build import build
-from forge_pipeline.codegen.layout.fusion import MOST_NAMED, WRITTEN_OUT
+from forge_pipeline.codegen.layout.fusion import MOST_NAMED, OPAQUE, PATTERN, WRITTEN_OUT, grouped
 from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
+from tests.support.int8.net import OUT, Net, convolution, exact_scales
 from tests.support.sums import assert_close
 from tests.support.tiled import assert_same, model
 
@@ -135,3 +138,50 @@ def test_on_a_gpu_too_a_larger_result_has_loops_of_its_own(operator: str) -> Non
     lowered = lower(import_model(prepare(padded(operator, 2, 10))), Target.from_tag("cuda/sm_80"), AUTO).module
     names = {variable.name_hint for variable in lowered.get_global_vars()}
     assert "fused_pad_relu" in names
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v3", "x86-64/v4"])
+def test_an_image_in_bytes_is_not_scaled_within_the_kernel_of_its_factors(tag: str) -> None:
+    """Squeeze and excitation: else each of its results would be a line of code, as many as the image has pixels."""
+    net = Net(1, 32, 24, 24)
+    image = net.pair(net.node("Relu", convolution(net, 32, 32, 3, groups=32, pads=[1, 1, 1, 1])), OUT)
+    pooled = net.pair(net.node("GlobalAveragePool", image), OUT)
+    scale = exact_scales(32)
+    factors = net.node("Conv", pooled, net.weight((32, 32, 1, 1), scale), net.bias(scale * OUT[0]))
+    source = net.finish(net.pair(net.node("Mul", image, net.node("HardSigmoid", factors)), OUT))
+    kernels = lower(import_model(prepare(source)), Target.from_tag(tag), OPTIONS).module
+    sizes = {
+        name.name_hint: function.script().count("T.unroll(T.int64(24))") for name, function in kernels.functions_items()
+    }
+    assert not any(sizes.values()), sizes
+    assert any("_parted" in name for name in sizes), sizes
+
+
+def test_what_needs_an_extent_that_no_tensor_of_its_group_has_is_left_alone() -> None:
+    """Of axes of (n - 1) // 2 + 1 TVM's own grouping makes functions of n, some of which it then refuses."""
+    builder = relax.BlockBuilder()
+    given = relax.Var("x", relax.TensorType([tirx.Var("n", "int64"), tirx.Var("m", "int64")], "float32"))
+
+    def every_second(tensor: te.Tensor) -> te.Tensor:
+        shape = [(extent - 1) // 2 + 1 for extent in tensor.shape]
+        return te.compute(shape, lambda i, j: tensor[2 * i, 2 * j], name="second")
+
+    with builder.function("main", [given]):
+        with builder.dataflow():
+            half = builder.emit_te(every_second, given)
+            doubled = builder.emit_te(lambda tensor: te.compute(tensor.shape, lambda *at: tensor[at] * 2.0), half)
+            more = builder.emit_te(lambda tensor: te.compute(tensor.shape, lambda *at: tensor[at] + 1.0), doubled)
+            result = builder.emit_output(more)
+        builder.emit_func_output(result)
+    module = relax.transform.AnnotateTIROpPattern()(builder.finalize())
+    first = next(variable for variable in module.get_global_vars() if "second" in variable.name_hint)
+    module[first] = module[first].with_attr(PATTERN, OPAQUE)
+
+    def shapes(groups: tvm.IRModule) -> list[relax.Var]:
+        functions = [function for name, function in groups.functions_items() if name.name_hint != "main"]
+        parameters = [variable for function in functions for variable in function.params]
+        return [variable for variable in parameters if isinstance(getattr(variable, "ty", None), relax.ShapeType)]
+
+    assert shapes(relax.transform.FuseOps()(module))
+    assert not shapes(grouped(module))
+    assert len(relax.transform.FuseTIR()(grouped(module)).get_global_vars()) == 4  # three kernels
