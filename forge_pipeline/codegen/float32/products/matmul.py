@@ -231,6 +231,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in before:
         schedule_elementwise(sch, block, machine)
     *leading, m, n, k = sch.get_loops(anchor)
+    if width and leading and primitives.extent(sch, m) == 1:  # steps of a sequence that come before a batch of one
+        leading[-1], m = m, leading[-1]
     rows, columns, steps = primitives.extent(sch, m), primitives.static(sch, n), primitives.static(sch, k)
     known_rows = rows if rows is not None else machine.registers
     vectors = width // lanes or max(1, columns // lanes)

@@ -35,7 +35,14 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     steps, columns = integers.shape
     in_nibbles = NIBBLES[0] <= integers.min() and integers.max() <= NIBBLES[1] and steps % 2 == 0
     block = block_of(scales)
-    width = matmul.panel_width(graph.machine, shape_of(left)[:-1], steps, columns)
+    rows = shape_of(left)[:-1]
+    width = matmul.panel_width(graph.machine, rows, steps, columns)
+    if (
+        in_nibbles
+        and all(isinstance(extent, int) for extent in rows)
+        and math.prod(rows) >= graph.machine.registers // 2
+    ):
+        width = graph.machine.lanes  # the instructions that make a float of four bits serve more rows
     packed = pack(integers, width)
     if in_nibbles:
         low, high = (packed[:, start::2].astype(np.int64) - NIBBLES[0] for start in (0, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline.codegen.build import build
+from forge_pipeline.codegen.lowering import lower
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.options import Options
 from forge_pipeline.target import Target
 from forge_runtime.engine import Engine
@@ -45,11 +48,11 @@ def model_of(rows: int, steps: int, columns: int, bits: int, block: int, axis: i
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def error_of(library: Any, model: onnx.ModelProto) -> float:
+def error_of(library: Any, model: onnx.ModelProto, shape: tuple[int, ...] | None = None) -> float:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    x = np.random.default_rng(1).standard_normal(session.get_inputs()[0].shape).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal(shape or session.get_inputs()[0].shape).astype(np.float32)
     wanted = session.run(None, {"x": x})[0]
     found = Engine(library.to_bytes(), threads=1)(x)[0]
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
@@ -74,3 +77,21 @@ def test_a_library_is_smaller_than_a_byte_for_each_weight_of_four_bits() -> None
     model = model_of(1, 512, 1024, 4, 32, 0, False)
     library = build(model, Target.from_tag("x86-64/v3"), OPTIONS)
     assert len(library.to_bytes()) < 512 * 1024
+
+
+@pytest.mark.parametrize("tag", ["x86-64/v3", "x86-64/v4"])
+@pytest.mark.parametrize("rows", [40, "tokens"])
+def test_steps_of_a_sequence_before_a_batch_of_one_share_what_is_dequantized(rows: int | str, tag: str) -> None:
+    """XLNet's order: as 40 products of one row each, the weights would be dequantized 40 times."""
+    model = model_of(1, 64, 48, 4, 16, 0, False)
+    for value in (*model.graph.input, *model.graph.output):
+        size = value.type.tensor_type.shape.dim[-1].dim_value
+        value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, [rows, 1, size]))
+    target = Target.from_tag(tag)
+    library = build(model, target, OPTIONS)
+    kernels = lower(import_model(prepare(model)), target, OPTIONS).module
+    texts = [function.script() for name, function in kernels.functions_items() if "dense_small" in name.name_hint]
+    tiles = [int(size) for text in texts for size in re.findall(r"i0_1_init in T\.unroll\(T\.int64\((\d+)\)", text)]
+    assert max(tiles) > 1
+    if tag == "x86-64/v3":
+        assert error_of(library, model, (40, 1, 64)) < 1e-5
