@@ -63,6 +63,7 @@ class Judge:
             if share is None or share > moved.strays:
                 raise self._off(name, off, moved, share) if is_alike else self._unlike(name, want, have)
             self.strays[name] = max(self.strays.get(name, 0.0), share)
+            self.worst[name] = max(self.worst.get(name, 0.0), self.limit)  # the rows that both found are within it
 
     def report(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the largest errors of these outputs, and what was forgiven of which."""
