@@ -41,6 +41,7 @@ from forge_pipeline.codegen.int8.conv import direct as int8_direct
 from forge_pipeline.codegen.int8.conv import match, residual
 from forge_pipeline.codegen.int8.conv import winograd as int8_winograd
 from forge_pipeline.codegen.int8.neon import kernels
+from forge_pipeline.codegen.int8.ops import attention as int8_attention
 from forge_pipeline.codegen.int8.ops import (
     attention_kernel,
     batched_matmul,
@@ -57,6 +58,7 @@ from forge_pipeline.codegen.int8.ops import (
 from forge_pipeline.codegen.int8.ops import matmul as int8_matmul
 from forge_pipeline.codegen.int8.ops import pool as int8_pool
 from forge_pipeline.codegen.int8.x86 import pmaddubsw
+from forge_pipeline.codegen.layout import empty_rows
 from forge_pipeline.codegen.layout.builder import Handler
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.trees import kernel as trees
@@ -97,6 +99,8 @@ FAMILIES: Mapping[str, Family] = {
     int8_matmul.NAME: Family(handlers=int8_matmul.HANDLERS, schedule=int8_matmul.schedule),
     attention_kernel.NAME: Family(handlers=batched_matmul.HANDLERS, schedule=attention_kernel.schedule),
     attention_kernel.SOFTMAX: Family(schedule=attention_kernel.schedule, continues=False),
+    attention_kernel.ATTENTION: Family(schedule=int8_attention.schedule, continues=False),
+    attention_kernel.PACK: Family(schedule=attention_kernel.schedule_pack, continues=False),
     attention_kernel.SUMS: Family(schedule=attention_kernel.schedule_sums, continues=False),
     "int8_rounded_lstm": Family(handlers=rounded_lstm.HANDLERS),
     "int32_results": Family(handlers=int32_results.HANDLERS),
@@ -126,6 +130,7 @@ FAMILIES: Mapping[str, Family] = {
     block_schedule.NAME: Family(handlers=block_matmul.HANDLERS, schedule=block_schedule.schedule),
     block_matmul.TOTALS: Family(schedule=block_schedule.schedule_totals, continues=False),
     "weight_only": Family(handlers=weight_only_matmul.HANDLERS),
+    "empty_rows": Family(handlers=empty_rows.HANDLERS),
     attention.NAME: Family(handlers=scores.HANDLERS, schedule=attention.schedule, continues=False),
     float32_matmul.NAME: Family(handlers=float32_matmul.HANDLERS, schedule=float32_matmul.schedule),
     open_matmul.NAME: Family(schedule=open_matmul.schedule),

@@ -49,7 +49,15 @@ FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 """The optimisation levels from which on kernels are fused; constants are folded into packed weights; sums are made of
 other products (Winograd); exp, tanh and the like are approximated. Below the second, convolutions are plain loops."""
 
-CLOSED = (attention_kernel.SOFTMAX, attention_kernel.SUMS, nearest.NAME, nearest.SPREAD, pad.NAME)
+CLOSED = (
+    attention_kernel.SOFTMAX,
+    attention_kernel.ATTENTION,
+    attention_kernel.PACK,
+    attention_kernel.SUMS,
+    nearest.NAME,
+    nearest.SPREAD,
+    pad.NAME,
+)
 """Families whose kernels nothing is fused with."""
 PREPARED = (weights.NAME, weight_decode.NAME)
 """Families of kernels that run once, when a library is loaded, where they read weights alone."""

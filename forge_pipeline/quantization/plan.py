@@ -8,7 +8,7 @@ are only moved about (reshape, pooling, concatenation) share one scale, so that 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from onnx import NodeProto
@@ -22,6 +22,10 @@ MOVES = frozenset(
         "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample",
     }
 )  # fmt: skip
+ARRANGES = frozenset(
+    {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
+"""Operators that put elements elsewhere, each of them once at most."""
 MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool", "ReduceMax", "ReduceMin"})
 ELEMENTWISE = frozenset(
     {
@@ -99,6 +103,7 @@ class _Planner:
     def __init__(self, network: Network, products: dict[str, NodeProto]) -> None:
         self.network, self.products = network, products
         self.needed: set[str] = set()
+        self.attended: set[str] = set()  # operands of products of two variables, and what these are in another order
         self.leader: dict[str, str] = {}
         self._integer: dict[str, bool] = {}
 
@@ -106,9 +111,13 @@ class _Planner:
         for node in reversed(self.network.nodes):
             output = node.output[0]
             if output in self.products:
-                operands = node.input[:2]
-                self.needed.update(name for name in operands if name not in self.network.constants)
-            elif not self.needed.isdisjoint(node.output):
+                operands = [name for name in node.input[:2] if name not in self.network.constants]
+                self.needed.update(operands)
+                self.attended.update(operands if len(operands) > 1 else [])
+                continue
+            if node.op_type in ARRANGES and not self.attended.isdisjoint(node.output):
+                self.attended.update(self.network.variables(node))
+            if not self.needed.isdisjoint(node.output) and not self._is_island(node):
                 if _moves(node, self.network):
                     self._move(node)
                 elif node.op_type == "Concat":
@@ -121,6 +130,26 @@ class _Planner:
 
     def shared(self) -> dict[str, str]:
         return {name: self._find(name) for name in self.needed}
+
+    def _is_island(self, node: NodeProto) -> bool:
+        """Return whether an operand of attention is computed in float from products that nobody else reads, up to here.
+
+        Rotary positions are arithmetic of parts of a product with each other. On integers it would be rounded at each
+        step, and a rounding takes more time than the arithmetic.
+        """
+        if self.attended.isdisjoint(node.output):
+            return False
+        region, leaves = self._region(node, ELEMENTWISE | ARRANGES)
+        leaves = [name for name in leaves if self._from_integers(name)]
+        arranged = {name for member in region if member.op_type in ARRANGES for name in member.output}
+        parts = {name for member in region if member.op_type in ELEMENTWISE for name in member.input} & arranged
+        return len(parts) > len(leaves) and all(self._is_private(name, region) for name in leaves)
+
+    def _is_private(self, name: str, region: Sequence[NodeProto]) -> bool:
+        """Return whether a value is a product's result that only a region reads."""
+        inside = {id(member) for member in region}
+        is_read = any(id(reader) not in inside for reader in self.network.consumers[name])
+        return name in self.products and not is_read and name not in self.network.outputs
 
     def _move(self, node: NodeProto) -> None:
         source = node.input[0]
@@ -147,32 +176,30 @@ class _Planner:
         region reads, the last computes it as its epilogue; the results of the others are stored as integers, as are
         values that somebody else reads too.
         """
-        region, leaves = self._region(node)
-        inside = {id(member) for member in region}
+        region, leaves = self._region(node, ELEMENTWISE)
         hosts, stored = [], []
         for name in leaves:
-            private = all(id(reader) in inside for reader in self.network.consumers[name])
-            if name in self.products and private and name not in self.network.outputs:
+            if self._is_private(name, region):
                 hosts.append(name)
             elif self._from_integers(name):
                 stored.append(name)
         hosts.sort(key=self.network.rank.__getitem__)
         self.needed.update(name for name in (*stored, *hosts[:-1]) if name in self.network.floats)
 
-    def _region(self, root: NodeProto) -> tuple[list[NodeProto], list[str]]:
+    def _region(self, root: NodeProto, kinds: Collection[str]) -> tuple[list[NodeProto], list[str]]:
+        """Return the nodes of some kinds whose results only ``root`` and they read, and what all of them read."""
         region = [root]
         inside = {id(root)}
         leaves: dict[str, None] = {}
         for candidate in reversed(self.network.nodes[: self.network.rank[root.output[0]]]):
-            name = candidate.output[0]
-            readers = self.network.consumers.get(name, [])
-            if not any(id(reader) in inside for reader in readers):
+            if candidate.op_type not in kinds or not self.needed.isdisjoint(candidate.output):
                 continue
-            closed = name not in self.network.outputs and all(id(reader) in inside for reader in readers)
-            if candidate.op_type in ELEMENTWISE and closed and name not in self.needed:
+            readers = [reader for name in candidate.output for reader in self.network.consumers.get(name, [])]
+            is_open = any(id(reader) not in inside for reader in readers)
+            if readers and not is_open and self.network.outputs.isdisjoint(candidate.output):
                 region.append(candidate)
                 inside.add(id(candidate))
-        produced = {member.output[0] for member in region}
+        produced = {name for member in region for name in member.output}
         for member in region:
             for name in self.network.variables(member):
                 if name not in produced:

@@ -91,6 +91,41 @@ def test_a_product_of_two_activations_reads_integers_on_both_sides(parse: Parse)
     assert set(plan.values) == {"x", "z"}
 
 
+ROTATED = """<ir_version: 10, opset_import: ["": 17]>
+    net (float[1, 6, 8] x) => (float[1, 6, 6] y)
+    {
+        p = MatMul(x, u)
+        first, second = Split <axis = 2> (p, halves)
+        turned = Neg(second)
+        both = Concat <axis = 2> (turned, first)
+        a = Mul(p, cosine)
+        b = Mul(both, sine)
+        rotated = Add(a, b)
+        k = MatMul(x, v)
+        turn = Transpose <perm = [0, 2, 1]> (k)
+        y = MatMul(rotated, turn)
+    }"""
+
+
+def test_positions_are_turned_in_float_and_stored_once(parse: Parse) -> None:
+    weights = {
+        "u": np.ones((8, 8), np.float32), "v": np.ones((8, 8), np.float32), "halves": np.array([4, 4]),
+        "cosine": np.ones((6, 8), np.float32), "sine": np.ones((6, 8), np.float32),
+    }  # fmt: skip
+    plan = make_plan(Network(prepare(parse(ROTATED, weights).mod)))
+    assert set(plan.values) == {"x", "rotated", "k", "turn"}
+
+
+def test_positions_of_a_product_that_others_read_are_turned_on_what_is_stored(parse: Parse) -> None:
+    weights = {
+        "u": np.ones((8, 8), np.float32), "v": np.ones((8, 8), np.float32), "halves": np.array([4, 4]),
+        "cosine": np.ones((6, 8), np.float32), "sine": np.ones((6, 8), np.float32),
+    }  # fmt: skip
+    read = ROTATED.replace("y = MatMul(rotated, turn)", "scores = MatMul(rotated, turn) y = MatMul(scores, p)")
+    plan = make_plan(Network(prepare(parse(read.replace("float[1, 6, 6] y", "float[1, 6, 8] y"), weights).mod)))
+    assert {"p", "rotated"} <= set(plan.values)
+
+
 def test_what_cannot_compute_in_integers_is_left_with_its_reason(parse: Parse) -> None:
     plan = make_plan(Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>

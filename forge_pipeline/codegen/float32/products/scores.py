@@ -40,22 +40,12 @@ class Scores:
         """Return the value after one more operator."""
         return Value(deferred=replace(self, calls=(*self.calls, (call, index)), **changes))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoShares:
-    """Where ``shares`` are no numbers."""
-
-    call: relax.Call
-    shares: Value
-
-    def emit(self, graph: Graph) -> Value:
-        """Emit it as it is."""
-        return graph.unchanged(self.call)
+    def without_nan(self, call: relax.Call) -> Value:
+        """Return the shares, zero where they are no numbers."""
+        return self.and_then(call, 2, zero_for_nan=True)
 
 
 SOFTMAX = "relax.nn.softmax"
-USES_OF_BOTH = 2
-"""How often shares are read that are tested, and taken where the test fails."""
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
@@ -107,29 +97,9 @@ def normalize(graph: Graph, call: relax.Call) -> Value | None:
     return scores.and_then(call, 0, is_shares=True)
 
 
-def find_nan(graph: Graph, call: relax.Call) -> Value | None:
-    """Take the test of whether shares are numbers."""
-    value = graph.look(call.args[0])
-    if isinstance(value.deferred, Scores) and value.deferred.is_shares and graph.uses.get(call.args[0]) == USES_OF_BOTH:
-        return Value(deferred=NoShares(call=call, shares=value))
-    return None
-
-
-def choose(graph: Graph, call: relax.Call) -> Value | None:
-    """Take shares that are zero where they are no numbers, of rows whose mask leaves nothing."""
-    test, zero, shares = (graph.look(argument) for argument in call.args)
-    if not isinstance(test.deferred, NoShares) or test.deferred.shares is not shares:
-        return None
-    if not isinstance(shares.deferred, Scores) or zero.constant is None or zero.constant.any():
-        return None
-    return shares.deferred.and_then(call, 2, zero_for_nan=True) if graph.is_used_once(call.args[0]) else None
-
-
 HANDLERS = {
     "relax.matmul": multiply,
     SOFTMAX: normalize,
-    "relax.isnan": find_nan,
-    "relax.where": choose,
     **dict.fromkeys(attention.OPERATORS, change),
 }
 

@@ -12,72 +12,133 @@ from tvm import relax
 
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
-from forge_pipeline.codegen.int8.ops import attention_kernel
+from forge_pipeline.codegen.int8.ops import attention, attention_kernel
 from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Step
-from forge_pipeline.codegen.int8.ops.matmul import choose_tile
+from forge_pipeline.codegen.int8.ops.matmul import VECTORS, choose_tile
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
+from forge_pipeline.codegen.layout.rearranged import rearranged
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
 ROW_BLOCK_BYTES = 1 << 16
 """Scores of a row block, in bytes, up to which a softmax is computed with the product: they are on the stack."""
 FEWEST_ROWS = 4
-"""Of a row block: fewer would read the other operand more often than it pays."""
+"""Of a row block, if there are as many: fewer would read the other operand more often than it pays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batched(BatchedProduct, DeferredKernel):
-    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), deferred."""
+    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), deferred.
+
+    ``shares``: the left operand, where it is a softmax that nobody else reads.
+    """
 
     sources: tuple[Value, Value]
+    shares: Shares | None = None
+
+    @property
+    def is_shares(self) -> bool:
+        """Whether its rows' softmax is taken."""
+        return self.softmax
+
+    def without_nan(self, call: relax.Call) -> Value:
+        """Return the shares, zero where they are no numbers."""
+        return Value(deferred=replace(self, zero_for_nan=True))
+
+    def quantized(self, graph: Graph, affine: Affine) -> Value:
+        """Emit it in uint8; a softmax not before it is known what reads it."""
+        return Value(deferred=Shares(product=self, affine=affine)) if self.softmax else self._emit(graph, affine)
 
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
-        (rows, columns), leading = self.shape[-2:], self.leading
-        dot, lanes = dot_product(graph.machine), graph.machine.lanes
-        mr, nr = tile_of(graph.machine, self)
-        left, right = _match_joined_heads(graph, graph.plain(self.sources[0])), graph.plain(self.sources[1])
-        product = replace(self, sources=(Value(), Value()), joined=left is not None)
-        if left is None:
-            left = _reshape(graph, graph.plain(self.sources[0]), (*leading, rows, self.depth))
-        right = _reshape(graph, right, (*leading, self.depth, columns))
-        packed = graph.kernel(attention_kernel.pack, right, name="pack_u8", width=nr * lanes, k_inner=dot.k_inner)
-        zeros = self.zeros[0] - dot.activation_offset, self.zeros[1] - SIGN_BIT
-        terms = {}
-        if zeros[0] and not dot.widens:
-            terms["column"] = graph.kernel(attention_kernel.column_terms, packed, name="columns_s8", zero=zeros[0])
-        if zeros[1]:
-            terms["row"] = graph.kernel(
-                attention_kernel.row_terms, left, name="rows_u8", product=product, zero=zeros[1]
-            )
-        names, tensors = list(terms), list(terms.values())
-        for term in (step.tensor for step in self.steps if step.tensor is not None):
-            shape = (1, 1, *shape_of(graph.plain(term)))
-            tensors.append(_reshape(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
+        if self.shares is not None:
+            return _attend(graph, self.shares, self, affine)
+        first = _operands(graph, self, tile_of(graph.machine, self)[1])
         result = graph.kernel(
-            attention_kernel.by_row_blocks, left, packed, *tensors, name="softmax_u8" if self.softmax else "matmul_u8",
-            product=product, affine=affine, names=names, mr=mr, dot=dot, machine=graph.machine,
+            attention_kernel.by_row_blocks, first.left, first.packed, *first.terms.values(), *first.others,
+            name="softmax_u8" if self.softmax else "matmul_u8", product=first.product, affine=affine,
+            names=list(first.terms), mr=tile_of(graph.machine, self)[0], dot=dot_product(graph.machine),
+            machine=graph.machine,
         )  # fmt: skip
-        if len(leading) + 2 != len(self.shape):
-            result = graph.emit(relax.op.reshape(result, self.shape))
-        return Value(plain=result)
+        return Value(plain=_reshape(graph, result, self.shape))
 
 
-def _match_joined_heads(graph: Graph, plain: relax.Expr) -> relax.Expr | None:
-    """Return (1, rows, heads * depth), where ``plain`` is it after a reshape and a transposition that nobody needs."""
-    made = []
-    for operator in ("relax.permute_dims", "relax.reshape"):
-        call = graph.builder.lookup_binding(plain) if isinstance(plain, relax.Var) else None
-        if not isinstance(call, relax.Call) or getattr(call.op, "name", "") != operator:
-            return None
-        made.append(call)
-        plain = call.args[0]
-    axes = made[0].attrs.axes
-    if axes is None or tuple(int(axis) for axis in axes) != (0, 2, 1, 3):
-        return None
-    batch, rows, heads, depth = shape_of(made[0].args[0])
-    return plain if shape_of(plain) == (1, rows, heads * depth) and batch == 1 else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The softmax of a product in bytes, which a product by values may take in."""
+
+    product: Batched
+    affine: Affine
+
+    def emit(self, graph: Graph) -> Value:
+        """Emit it."""
+        return self.product._emit(graph, self.affine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Operands:
+    """What a product's kernel reads: ``terms`` of its sums by name, ``others`` of what is done to them."""
+
+    product: BatchedProduct
+    left: relax.Expr
+    packed: relax.Expr
+    terms: dict[str, relax.Expr]
+    others: list[relax.Expr]
+
+
+def _operands(graph: Graph, made: Batched, vectors: int) -> _Operands:
+    """Emit what a product reads, its right operand in panels of some ``vectors``."""
+    zeros = _zeros(graph.machine, made)
+    left, place = rearranged(graph, graph.plain(made.sources[0]), (made.leading[-1], made.shape[-2], made.depth))
+    product = replace(made, sources=(Value(), Value()), place=place)
+    packed, terms = _packed(graph, made, vectors)
+    if zeros[1]:
+        terms["row"] = graph.kernel(attention_kernel.row_terms, left, name="rows_u8", product=product, zero=zeros[1])
+    others = []
+    for term in (step.tensor for step in made.steps if step.tensor is not None):
+        shape = (1, 1, *shape_of(graph.plain(term)))
+        others.append(_reshape(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
+    return _Operands(product=product, left=left, packed=packed, terms=terms, others=others)
+
+
+def _packed(graph: Graph, made: Batched, vectors: int) -> tuple[relax.Expr, dict[str, relax.Expr]]:
+    """Emit the right operand in panels, and the terms of its columns where there are any."""
+    dot, zero = dot_product(graph.machine), _zeros(graph.machine, made)[0]
+    shape = made.leading[-1], made.depth, made.shape[-1]
+    right, place = rearranged(graph, graph.plain(made.sources[1]), shape)
+    packed = graph.kernel(
+        attention_kernel.pack, right, name="pack_u8", shape=shape, place=place,
+        width=vectors * graph.machine.lanes, k_inner=dot.k_inner,
+    )  # fmt: skip
+    if not zero or dot.widens:
+        return packed, {}
+    return packed, {"column": graph.kernel(attention_kernel.column_terms, packed, name="columns_s8", zero=zero)}
+
+
+def _zeros(machine: Machine, product: BatchedProduct) -> tuple[int, int]:
+    """Return what is left of zero points behind what is taken from the bytes anyway."""
+    return product.zeros[0] - dot_product(machine).activation_offset, product.zeros[1] - SIGN_BIT
+
+
+def _attend(graph: Graph, shares: Shares, made: Batched, affine: Affine | None) -> Value:
+    """Emit a softmax and the product of its shares by values in one kernel."""
+    machine, dot = graph.machine, dot_product(graph.machine)
+    mr, nr = tile_of(machine, shares.product)
+    first = _operands(graph, shares.product, nr)
+    columns = -(-made.shape[-1] // machine.lanes)
+    vectors = max(count for count in range(1, VECTORS + 1) if count == 1 or dot.fits(machine, mr, count))
+    values, terms = _packed(graph, made, min(columns, vectors))
+    second = attention.Second(
+        product=replace(made, sources=(Value(), Value()), shares=None), shares=shares.affine,
+        zero=_zeros(machine, made)[1], affine=affine, names=list(terms),
+    )  # fmt: skip
+    result = graph.kernel(
+        attention.attend, first.left, first.packed, values, *first.terms.values(), *first.others, *terms.values(),
+        name="attention_u8", product=first.product, second=second, names=list(first.terms), mr=mr, dot=dot,
+        machine=machine,
+    )  # fmt: skip
+    return Value(plain=_reshape(graph, result, made.shape))
 
 
 def _reshape(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
@@ -98,12 +159,20 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         return None
     product = Batched(
         sources=(left.source, right.source),
+        shares=shares_of(graph, call.args[0]),
         zeros=(left.affine.zero, right.affine.zero),
         scale=float(np.float32(left.affine.scale) * np.float32(right.affine.scale)),
         depth=shapes[0][-1],
         shape=shape_of(call),
     )
     return Value(deferred=product)
+
+
+def shares_of(graph: Graph, left: relax.Expr) -> Shares | None:
+    """Return the softmax that a left operand is, if this is all that it is read for."""
+    value = graph.look(left)
+    shares = value.source.deferred if isinstance(value, Dequantized) else None
+    return shares if isinstance(shares, Shares) and graph.is_used_once(left) else None
 
 
 def scale(graph: Graph, call: relax.Call) -> Value | None:
@@ -144,14 +213,16 @@ def softmax(graph: Graph, call: relax.Call) -> Value | None:
     if int(call.attrs.axis) % len(deferred.shape) != len(deferred.shape) - 1:
         return None
     following = replace(deferred, softmax=True)
-    return Value(deferred=following) if tile_of(graph.machine, following)[0] >= FEWEST_ROWS else None
+    fewest = min(FEWEST_ROWS, following.shape[-2])
+    return Value(deferred=following) if tile_of(graph.machine, following)[0] >= fewest else None
 
 
 def tile_of(machine: Machine, product: Batched) -> tuple[int, int]:
     """Return rows and vectors of a tile: of no more rows than a row block of scores has, where these are kept."""
     rows, columns = product.shape[-2:]
     vectors = -(-columns // machine.lanes)
-    mr, nr = choose_tile(machine, rows, vectors, -(-product.depth // dot_product(machine).k_inner))
+    groups, least = -(-product.depth // dot_product(machine).k_inner), FEWEST_ROWS if product.softmax else 1
+    mr, nr = choose_tile(machine, rows, vectors, groups, least)
     kept = ROW_BLOCK_BYTES // (8 * -(-vectors // nr) * nr * machine.lanes)
     return min(mr, kept) if product.softmax else mr, nr
 

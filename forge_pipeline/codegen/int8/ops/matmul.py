@@ -128,8 +128,8 @@ def add_bias(graph: Graph, call: relax.Call) -> Value | None:
     return None
 
 
-def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[int, int]:
-    """Return rows and vectors of a tile; the vectors of the last panel that nobody needs are computed too.
+def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int, least: int = 1) -> tuple[int, int]:
+    """Return rows, ``least`` of them if there are, and vectors of a tile; the last panel's are computed in any case.
 
     A number of rows that a call brings is taken for any of a few.
     """
@@ -138,14 +138,14 @@ def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int) -> tuple[
     dot = dot_product(machine)
     for nr in range(1, min(VECTORS, vectors) + 1):
         panels = -(-vectors // nr)
-        for mr in range(1, min(max(lengths), machine.registers) + 1):
+        for mr in range(min(least, *lengths), min(max(lengths), machine.registers) + 1):
             if not dot.fits(machine, mr, nr):
                 break
             tile = (dot.step_cycles(machine, mr, nr) * steps + 5) * panels
             cycles = sum(-(-length // mr) * tile / length for length in lengths)
             if best is None or cycles <= best[0]:
                 best = (cycles, mr, nr)
-    assert best is not None  # noqa: S101 - one by one always fits
+    assert best is not None  # noqa: S101 - a few by one always fit
     return best[1:]
 
 

@@ -12,6 +12,7 @@ from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
 from forge_pipeline.codegen.int8.ops.attention_kernel import by_row_blocks, column_terms, pack, row_terms
 from forge_pipeline.codegen.int8.ops.batched_matmul import Batched
 from forge_pipeline.codegen.layout.builder import Value
+from forge_pipeline.codegen.layout.rearranged import Rearranged
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from tests.support.int8.compare import HERE, OPTIONS, OTHERS, VNNI, check, compiled, reference
@@ -59,8 +60,11 @@ def test_other_instructions_multiply_activations_alike(tag: str) -> None:
     check(net, net.pair(result, (512.0, 88)), tag=tag)
 
 
-def attention(net: Net, heads: int, *, mask: bool = False) -> tuple[str, str]:
-    """Return the scores after the softmax, and what they mix: self-attention, (1, rows, heads * depth) in and out."""
+def attention(net: Net, heads: int, *, mask: bool = False, empty: int | None = None) -> tuple[str, str]:
+    """Return the scores after the softmax, and what they mix: self-attention, (1, rows, heads * depth) in and out.
+
+    ``empty``: a row whose mask leaves nothing, as exporters write it.
+    """
     batch, rows, width = net.shape
     shape = net.tensor(np.array([batch, rows, heads, width // heads]))
     sides = []
@@ -71,7 +75,13 @@ def attention(net: Net, heads: int, *, mask: bool = False) -> tuple[str, str]:
     scores = net.node("Div", net.node("MatMul", *sides[:2]), net.tensor(np.float32(4)))
     if mask:
         scores = net.node("Add", scores, net.tensor(np.where(np.arange(rows) < rows - 3, 0, -1e4).astype(np.float32)))
-    likely = net.pair(net.node("Softmax", scores, axis=-1), PROBABILITY)
+    if empty is not None:
+        hidden = np.where((np.arange(rows)[:, None] == empty) | np.eye(rows, dtype=bool)[0], -np.inf, 0)
+        scores = net.node("Add", scores, net.tensor(hidden.astype(np.float32)[None, None]))
+    shares = net.node("Softmax", scores, axis=-1)
+    if empty is not None:
+        shares = net.node("Where", net.node("IsNaN", shares), net.tensor(np.float32(0)), shares)
+    likely = net.pair(shares, PROBABILITY)
     mixed = net.pair(net.node("MatMul", likely, sides[2]), (1 / 64, 121))
     joined = net.node("Reshape", net.node("Transpose", mixed, perm=[0, 2, 1, 3]), net.tensor(np.array(net.shape)))
     return likely, joined
@@ -91,18 +101,42 @@ def test_attention_is_within_a_step_of_onnx_runtime(rows: int, mask: bool) -> No
         assert np.count_nonzero(steps) <= steps.size // 500
 
 
-@pytest.mark.parametrize("rows", [32, 1100])
-def test_attention_keeps_no_floats_in_memory(rows: int) -> None:
+def kernels_of(model: Any, tag: str) -> list[str]:
+    """Return the calls of kernels in a lowered model."""
     from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 
+    lowered = lower(import_model(prepare(model)), Target.from_tag(tag), OPTIONS)
+    assert not lowered.fallbacks
+    return [line for line in lowered.module["main"].script(show_meta=False).splitlines() if "call_tir" in line]
+
+
+@pytest.mark.parametrize("tag", [HERE, *(tag for tag in OTHERS if tag != HERE)])
+@pytest.mark.parametrize(("rows", "width", "empty"), [(32, 32, None), (37, 20, 5), (70, 36, 0), (2, 16, None)])
+def test_shares_that_nobody_else_reads_are_multiplied_where_they_are_made(
+    tag: str, rows: int, width: int, empty: int | None
+) -> None:
+    net = Net(1, rows, width)
+    model = net.finish(attention(net, 2, mask=True, empty=empty)[1])
+    kernels = kernels_of(model, tag)
+    assert any("attention_u8" in kernel for kernel in kernels)
+    assert not any("softmax" in kernel or "matmul_u8" in kernel for kernel in kernels)
+    x = net.random.standard_normal(net.shape).astype(np.float32)
+    (found,), (wanted,) = compiled(model, tag)(x), reference(model, x, optimized=False)
+    steps = np.rint((found - wanted) * 64)
+    assert len(np.unique(wanted)) > min(20, rows * 4)
+    assert abs(steps).max() <= 1
+    assert np.count_nonzero(steps) <= steps.size // 200
+    if empty is not None:
+        assert not found[0, empty].any()
+
+
+@pytest.mark.parametrize("rows", [32, 1100])
+def test_attention_keeps_no_floats_in_memory(rows: int) -> None:
     net = Net(1, rows, 32)
     model = net.finish(attention(net, 2)[1])
     for tag in (HERE, VNNI, "arm/cortex-a76"):
-        lowered = lower(import_model(prepare(model)), Target.from_tag(tag), OPTIONS)
-        assert not lowered.fallbacks
-        kernels = lowered.module["main"].script(show_meta=False)
-        written = [line.split("out_ty=")[1] for line in kernels.splitlines() if "call_tir" in line]
+        written = [kernel.split("out_ty=")[1] for kernel in kernels_of(model, tag)]
         assert len(written) > 8
         assert sum("float32" in line for line in written) == 1  # the result
 
@@ -110,14 +144,15 @@ def test_attention_keeps_no_floats_in_memory(rows: int) -> None:
 @pytest.mark.parametrize("name", ["vnni", "pmaddwd"])
 def test_zero_points_of_both_sides_are_taken_from_sums_of_rows_and_columns(name: str) -> None:
     import tvm
-    from tvm import te
+    from tvm import te, tirx
 
     dot, machine = INSTRUCTION_SETS[name].dot, Machine.of(Target.from_tag(VNNI))
     made = Batched(
         sources=(Value(), Value()), zeros=(5, 250), scale=0.5, depth=21, shape=(1, 3, 7, 13), steps=(), softmax=False
     )
     left, right = (te.placeholder((1, 3, *ends), "uint8") for ends in ((7, 21), (21, 13)))
-    packed = pack(right, 16, dot.k_inner)
+    axes = tuple(tirx.Var(name, "int64") for name in ("batch", "step", "column"))
+    packed = pack(right, (3, 21, 13), Rearranged(axes=axes, place=(0, *axes)), 16, dot.k_inner)
     terms = {"row": row_terms(left, made, made.zeros[1] - SIGN_BIT)}
     if not dot.widens:
         terms["column"] = column_terms(packed, made.zeros[0])

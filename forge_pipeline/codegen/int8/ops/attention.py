@@ -1,0 +1,105 @@
+"""Attention of bytes: a block of rows' shares are multiplied by the values as they are made, and never written.
+
+The scores and their softmax are those of ``attention_kernel``; the product behind them takes the block's shares from
+the stack, with the sums of its rows where the values have a zero point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+
+from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, products
+from forge_pipeline.codegen.int8.isa.table import dot_product
+from forge_pipeline.codegen.int8.ops import attention_kernel
+from forge_pipeline.codegen.int8.ops.attention_kernel import ATTENTION, CHAIN, BatchedProduct
+from forge_pipeline.codegen.int8.requantize import to_float_if_needed
+from forge_pipeline.codegen.layout.affine import Affine
+from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.machine import Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Second:
+    """The product of shares, stored as ``shares`` says, by values.
+
+    ``zero`` is what is left of the values' zero point, ``affine`` how the result is stored.
+
+    ``names`` are those of its terms: ``column``, and ``row`` for the number that belongs to the columns' own.
+    """
+
+    product: BatchedProduct
+    shares: Affine
+    zero: int
+    affine: Affine | None
+    names: Sequence[str]
+
+
+def attend(
+    left: te.Tensor, keys: te.Tensor, values: te.Tensor, *terms: te.Tensor,
+    product: BatchedProduct, second: Second, names: Sequence[str], mr: int, dot: DotProduct, machine: Machine,
+) -> te.Tensor:  # fmt: skip
+    """Describe the shares of (.., batch, rows, steps) times packed keys, times packed values.
+
+    ``terms`` are those of the first product's sums, by ``names``, of the scores, and of the second one's sums.
+    """
+    count = len(terms) - len(second.names)
+    first, its = terms[:count], dict(zip(second.names, terms[count:], strict=True))
+    exact = attention_kernel.exact_sums(left, keys, dict(zip(names, first, strict=False)), product, mr, dot, ATTENTION)
+    kept = second.shares.zero
+
+    def widened(share: Any) -> Any:
+        return share.astype("int16") - tirx.const(kept, "int16") if dot.widens else share
+
+    shares = attention_kernel.shares_of(
+        exact, first[len(names) :], product, exact.shape, second.shares, widened
+    )  # fmt: skip
+    batch, padded_rows, full = exact.shape
+    _, panels, groups, width, inner = (int(extent) for extent in values.shape)
+    k = te.reduce_axis((0, groups * inner), "k")  # one axis, as TVM's schedule finds no place for what reads two as one
+    mixed = te.compute(
+        (batch, padded_rows, panels, width),
+        lambda b, m, panel, n: te.sum(products(shares(b, m, k), values(b, panel, k // inner, n, k % inner)), axis=[k]),
+        name="mixed",
+    )
+    added = attention_kernel.reduce_rows("added", shares, te.sum) if second.zero else None
+    rest = 0 if dot.widens else full * kept
+    epilogue = attention_kernel.epilogue_of(second.product, second.affine, [], fused=machine.fused)
+
+    def element(*at: Any) -> Any:
+        b, m, n = at[-3:]
+        total = mixed(b, m, n // width, n % width)
+        if "column" in its:
+            total = total + its["column"](b, n // width, n % width)
+        if added is not None:
+            total = total + (rest - added(b, m)) * second.zero
+        return epilogue(total, b, m, n)
+
+    shape = (*product.leading, *second.product.shape[-2:])
+    return te.compute(shape, element, name=f"finish_{to_float_if_needed(second.affine)}")
+
+
+def schedule(sch: Schedule, machine: Machine) -> None:
+    """Compute all that a block of rows needs, one block after the other."""
+    anchor = primitives.find(sch, ATTENTION)
+    named = {str(sch.get(block).name_hint): block for block in primitives.blocks(sch)}
+    finish = next(block for name, block in named.items() if name.startswith("finish"))
+    chain = [named[name] for name in (*CHAIN, "added") if name in named]
+    row_block = attention_kernel.hold_rows(sch, anchor, chain, machine)
+    mixed = named["mixed"]
+    sch.reverse_compute_at(mixed, row_block, preserve_unit_loops=True)
+    m, panel, column, k = sch.get_loops(mixed)[-4:]
+    k_outer, k_inner = sch.split(k, [None, dot_product(machine).k_inner])
+    vector, lane = sch.split(column, [None, machine.lanes])
+    sch.reorder(panel, k_outer, m, vector, lane, k_inner)
+    done = sch.cache_write(mixed, 0, "local")
+    sch.reverse_compute_at(done, panel)
+    sch.reverse_compute_at(finish, row_block)
+    for block in (done, finish):
+        attention_kernel.vectors(sch, block, machine)
+    for block in (anchor, mixed):
+        attention_kernel.multiply(sch, block, machine)
