@@ -27,9 +27,8 @@ from forge_pipeline.codegen.tir.machine import Machine
 class Second:
     """The product of shares, stored as ``shares`` says, by values.
 
-    ``zero`` is what is left of the values' zero point, ``affine`` how the result is stored.
-
-    ``names`` are those of its terms: ``column``, and ``row`` for the number that belongs to the columns' own.
+    ``zero`` is what is left of the values' zero point, ``affine`` how the result is stored. ``names`` are those of the
+    terms of its sums, behind which ``others`` tensors are added to the product.
     """
 
     product: BatchedProduct
@@ -37,6 +36,7 @@ class Second:
     zero: int
     affine: Affine | None
     names: Sequence[str]
+    others: int
 
 
 def attend(
@@ -45,10 +45,10 @@ def attend(
 ) -> te.Tensor:  # fmt: skip
     """Describe the shares of (.., batch, rows, steps) times packed keys, times packed values.
 
-    ``terms`` are those of the first product's sums, by ``names``, of the scores, and of the second one's sums.
+    ``terms`` are those of the first product's sums, by ``names``, and of the scores; then those of the second product.
     """
-    count = len(terms) - len(second.names)
-    first, its = terms[:count], dict(zip(second.names, terms[count:], strict=True))
+    count = len(terms) - len(second.names) - second.others
+    first, its = terms[:count], dict(zip(second.names, terms[count:], strict=False))
     exact = attention_kernel.exact_sums(left, keys, dict(zip(names, first, strict=False)), product, mr, dot, ATTENTION)
     kept = second.shares.zero
 
@@ -68,7 +68,9 @@ def attend(
     )
     added = attention_kernel.reduce_rows("added", shares, te.sum) if second.zero else None
     rest = 0 if dot.widens else full * kept
-    epilogue = attention_kernel.epilogue_of(second.product, second.affine, [], fused=machine.fused)
+    epilogue = attention_kernel.epilogue_of(
+        second.product, second.affine, terms[len(terms) - second.others :], fused=machine.fused
+    )
 
     def element(*at: Any) -> Any:
         b, m, n = at[-3:]

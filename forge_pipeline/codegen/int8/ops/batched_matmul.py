@@ -95,11 +95,16 @@ def _operands(graph: Graph, made: Batched, vectors: int) -> _Operands:
     packed, terms = _packed(graph, made, vectors)
     if zeros[1]:
         terms["row"] = graph.kernel(attention_kernel.row_terms, left, name="rows_u8", product=product, zero=zeros[1])
-    others = []
-    for term in (step.tensor for step in made.steps if step.tensor is not None):
-        shape = (1, 1, *shape_of(graph.plain(term)))
-        others.append(_reshape(graph, graph.plain(term), (primitives.product(shape[:-2]), *shape[-2:])))
-    return _Operands(product=product, left=left, packed=packed, terms=terms, others=others)
+    return _Operands(product=product, left=left, packed=packed, terms=terms, others=_others(graph, made))
+
+
+def _others(graph: Graph, made: Batched) -> list[relax.Expr]:
+    """Return the tensors that are added to a product, with one axis for its batch."""
+    found = []
+    for term in (graph.plain(step.tensor) for step in made.steps if step.tensor is not None):
+        shape = (1, 1, *shape_of(term))
+        found.append(_reshape(graph, term, (primitives.product(shape[:-2]), *shape[-2:])))
+    return found
 
 
 def _packed(graph: Graph, made: Batched, vectors: int) -> tuple[relax.Expr, dict[str, relax.Expr]]:
@@ -129,13 +134,15 @@ def _attend(graph: Graph, shares: Shares, made: Batched, affine: Affine | None) 
     columns = -(-made.shape[-1] // machine.lanes)
     vectors = max(count for count in range(1, VECTORS + 1) if count == 1 or dot.fits(machine, mr, count))
     values, terms = _packed(graph, made, min(columns, vectors))
+    others = _others(graph, made)
     second = attention.Second(
         product=replace(made, sources=(Value(), Value()), shares=None), shares=shares.affine,
-        zero=_zeros(machine, made)[1], affine=affine, names=list(terms),
+        zero=_zeros(machine, made)[1], affine=affine, names=list(terms), others=len(others),
     )  # fmt: skip
     result = graph.kernel(
-        attention.attend, first.left, first.packed, values, *first.terms.values(), *first.others, *terms.values(),
-        name="attention_u8", product=first.product, second=second, names=list(first.terms), mr=mr, dot=dot,
+        attention.attend, first.left, first.packed, values, *first.terms.values(), *first.others,
+        *terms.values(), *others, name="attention_u8", product=first.product, second=second,
+        names=list(first.terms), mr=mr, dot=dot,
         machine=machine,
     )  # fmt: skip
     return Value(plain=_reshape(graph, result, made.shape))

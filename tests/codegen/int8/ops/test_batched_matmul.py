@@ -63,7 +63,7 @@ def test_other_instructions_multiply_activations_alike(tag: str) -> None:
 def attention(net: Net, heads: int, *, mask: bool = False, empty: int | None = None) -> tuple[str, str]:
     """Return the scores after the softmax, and what they mix: self-attention, (1, rows, heads * depth) in and out.
 
-    ``empty``: a row whose mask leaves nothing, as exporters write it.
+    ``empty``: a row whose mask leaves nothing, as exporters write it; there, a tensor is added to what is mixed, too.
     """
     batch, rows, width = net.shape
     shape = net.tensor(np.array([batch, rows, heads, width // heads]))
@@ -82,7 +82,11 @@ def attention(net: Net, heads: int, *, mask: bool = False, empty: int | None = N
     if empty is not None:
         shares = net.node("Where", net.node("IsNaN", shares), net.tensor(np.float32(0)), shares)
     likely = net.pair(shares, PROBABILITY)
-    mixed = net.pair(net.node("MatMul", likely, sides[2]), (1 / 64, 121))
+    mixed = net.node("MatMul", likely, sides[2])
+    if empty is not None:
+        added = np.linspace(0, 1, rows * width // heads).reshape(rows, -1) * (np.arange(rows) != empty)[:, None]
+        mixed = net.node("Add", mixed, net.tensor(added.astype(np.float32)))
+    mixed = net.pair(mixed, (1 / 64, 121))
     joined = net.node("Reshape", net.node("Transpose", mixed, perm=[0, 2, 1, 3]), net.tensor(np.array(net.shape)))
     return likely, joined
 
