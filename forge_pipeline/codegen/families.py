@@ -97,7 +97,9 @@ FAMILIES: Mapping[str, Family] = {
     int8_winograd.NAME: Family(schedule=int8_winograd.schedule),
     int8_depthwise.NAME: Family(schedule=int8_depthwise.schedule),
     int8_matmul.NAME: Family(handlers=int8_matmul.HANDLERS, schedule=int8_matmul.schedule),
-    attention_kernel.NAME: Family(handlers=batched_matmul.HANDLERS, schedule=attention_kernel.schedule),
+    attention_kernel.NAME: Family(
+        handlers=batched_matmul.HANDLERS, schedule=attention_kernel.schedule, continues=False
+    ),
     attention_kernel.SOFTMAX: Family(schedule=attention_kernel.schedule, continues=False),
     attention_kernel.ATTENTION: Family(schedule=int8_attention.schedule, continues=False),
     attention_kernel.PACK: Family(schedule=attention_kernel.schedule_pack, continues=False),

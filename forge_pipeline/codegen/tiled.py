@@ -50,6 +50,7 @@ FUSED, LAID_OUT, REARRANGED, APPROXIMATE = 1, 2, 3, 4
 other products (Winograd); exp, tanh and the like are approximated. Below the second, convolutions are plain loops."""
 
 CLOSED = (
+    attention_kernel.NAME,
     attention_kernel.SOFTMAX,
     attention_kernel.ATTENTION,
     attention_kernel.PACK,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tvm_ffi
@@ -35,7 +36,7 @@ class Rearranged:
         return tensor(*(rewriting.substitute(place, value) for place in self.place))
 
 
-def rearranged(graph: Graph, plain: relax.Expr, shape: Sequence[int]) -> tuple[relax.Expr, Rearranged]:
+def rearranged(graph: Graph, plain: relax.Expr, shape: Sequence[Any]) -> tuple[relax.Expr, Rearranged]:
     """Return the tensor behind what only moves ``plain``, to be read as if it were reshaped to ``shape``.
 
     Where places would have to be divided for that, less is left out: a division for each element costs more than a
@@ -45,9 +46,12 @@ def rearranged(graph: Graph, plain: relax.Expr, shape: Sequence[int]) -> tuple[r
     analyzer = Analyzer()
     for axis, extent in zip(axes, shape, strict=True):
         analyzer.bind(axis, Range(0, extent))
-    place: list[Any] = _reshaped(list(axes), shape, shape_of(plain), analyzer)
+    place = _reshaped(list(axes), shape, shape_of(plain), analyzer)
+    if place is None:
+        plain = graph.emit(relax.op.reshape(plain, shape))
+        return plain, Rearranged(axes=axes, place=axes)
     found = plain, Rearranged(axes=axes, place=tuple(place))
-    while (call := _move(graph, plain)) is not None:
+    while place is not None and (call := _move(graph, plain)) is not None:
         plain = call.args[0]
         if call.op.name == MOVES[0]:
             order = call.attrs.axes
@@ -55,7 +59,7 @@ def rearranged(graph: Graph, plain: relax.Expr, shape: Sequence[int]) -> tuple[r
             place = [place[order.index(axis)] for axis in range(len(order))]
         else:
             place = _reshaped(place, shape_of(call), shape_of(plain), analyzer)
-        if not any(_divides(part) for part in place):
+        if place is not None and not any(_divides(part) for part in place):
             found = plain, Rearranged(axes=axes, place=tuple(place))
     return found
 
@@ -65,18 +69,51 @@ def _move(graph: Graph, plain: relax.Expr) -> relax.Call | None:
     return call if isinstance(call, relax.Call) and getattr(call.op, "name", "") in MOVES else None
 
 
-def _reshaped(place: Sequence[Any], shape: Sequence[int], other: Sequence[int], analyzer: Analyzer) -> list[Any]:
-    """Return where an element of ``shape`` is in a tensor of as many elements and another shape."""
-    if tuple(shape) == tuple(other):
+def _reshaped(place: Sequence[Any], shape: Sequence[Any], other: Sequence[Any], analyzer: Analyzer) -> list[Any] | None:
+    """Return where an element of ``shape`` is in a tensor of as many elements and another shape.
+
+    Axes are taken together until both shapes have as many elements; None where that cannot be told.
+    """
+    found: list[Any] = []
+    ours, theirs = list(shape), list(other)
+    while ours or theirs:
+        mine: list[Any] = []
+        its: list[Any] = []
+        while not (mine or its) or not _same(prod(mine), prod(its), analyzer):
+            if not ours and not theirs:
+                return None
+            takes_mine = ours and (not theirs or _is_less(mine, its))
+            if takes_mine:
+                mine.append(ours.pop(0))
+            else:
+                its.append(theirs.pop(0))
+        done = len(shape) - len(ours)
+        found += _within(place[done - len(mine) : done], mine, its, analyzer)
+    return found
+
+
+def _is_less(mine: Sequence[Any], its: Sequence[Any]) -> bool:
+    """Return whether the first of two products of extents has to grow; where that is not known, that of fewer."""
+    one, other = prod(mine), prod(its)
+    return bool(one <= other) if isinstance(one, int) and isinstance(other, int) else len(mine) <= len(its)
+
+
+def _within(place: Sequence[Any], mine: Sequence[Any], its: Sequence[Any], analyzer: Analyzer) -> list[Any]:
+    """Return where an element of some axes is on others of as many elements."""
+    if len(mine) == len(its) == 1:
         return list(place)
     flat: Any = tirx.const(0, "int64")
-    for index, extent in zip(place, shape, strict=True):
+    for index, extent in zip(place, mine, strict=True):
         flat = flat * extent + index
     found: list[Any] = []
-    for extent in reversed(other):
-        found.insert(0, analyzer.simplify(tirx.floormod(flat, extent)))
+    for number, extent in reversed(list(enumerate(its))):
+        found.insert(0, analyzer.simplify(tirx.floormod(flat, extent) if number else flat))
         flat = analyzer.simplify(tirx.floordiv(flat, extent))
     return found
+
+
+def _same(one: Any, other: Any, analyzer: Analyzer) -> bool:
+    return one == other if isinstance(one, int) and isinstance(other, int) else analyzer.can_prove_equal(one, other)
 
 
 def _divides(place: Any) -> bool:

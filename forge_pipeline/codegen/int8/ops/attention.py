@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, products
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.ops import attention_kernel
-from forge_pipeline.codegen.int8.ops.attention_kernel import ATTENTION, CHAIN, BatchedProduct
+from forge_pipeline.codegen.int8.ops.attention_kernel import ATTENTION, CHAIN, BatchedProduct, Operand
 from forge_pipeline.codegen.int8.requantize import to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.tir import primitives
@@ -40,49 +40,55 @@ class Second:
 
 
 def attend(
-    left: te.Tensor, keys: te.Tensor, values: te.Tensor, *terms: te.Tensor,
-    product: BatchedProduct, second: Second, names: Sequence[str], mr: int, dot: DotProduct, machine: Machine,
+    left: te.Tensor, keys: te.Tensor, values: te.Tensor, *terms: te.Tensor, product: BatchedProduct, operand: Operand,
+    second: Second, names: Sequence[str], mr: int, dot: DotProduct, machine: Machine,
 ) -> te.Tensor:  # fmt: skip
-    """Describe the shares of (.., batch, rows, steps) times packed keys, times packed values.
+    """Describe the shares of rows times packed keys, times packed values, in tiles for ``attention_kernel.crop``.
 
     ``terms`` are those of the first product's sums, by ``names``, and of the scores; then those of the second product.
     """
     count = len(terms) - len(second.names) - second.others
     first, its = terms[:count], dict(zip(second.names, terms[count:], strict=False))
-    exact = attention_kernel.exact_sums(left, keys, dict(zip(names, first, strict=False)), product, mr, dot, ATTENTION)
+    of_names = dict(zip(names, first, strict=False))
+    exact = attention_kernel.exact_sums(left, keys, of_names, product, operand, mr, dot, ATTENTION)
     kept = second.shares.zero
 
     def widened(share: Any) -> Any:
         return share.astype("int16") - tirx.const(kept, "int16") if dot.widens else share
 
-    shares = attention_kernel.shares_of(
-        exact, first[len(names) :], product, exact.shape, second.shares, widened
-    )  # fmt: skip
-    batch, padded_rows, full = exact.shape
-    _, panels, groups, width, inner = (int(extent) for extent in values.shape)
-    k = te.reduce_axis((0, groups * inner), "k")  # one axis, as TVM's schedule finds no place for what reads two as one
+    shares = attention_kernel.shares_of(exact, first[len(names) :], product, second.shares, widened)
+    *rows, panels, own = shares.shape
+    inner, width = dot.k_inner, int(values.shape[-2])
+    chunk = int(own) // inner
+    each = te.reduce_axis((0, panels), "panel"), te.reduce_axis((0, int(own)), "column")
     mixed = te.compute(
-        (batch, padded_rows, panels, width),
-        lambda b, m, panel, n: te.sum(products(shares(b, m, k), values(b, panel, k // inner, n, k % inner)), axis=[k]),
+        (*rows, values.shape[len(rows) - 2], width),
+        lambda *at: te.sum(
+            products(
+                shares(*at[:-2], *each),
+                values(*at[: len(rows) - 2], at[-2], each[0] * chunk + each[1] // inner, at[-1], each[1] % inner),
+            ),
+            axis=each,
+        ),
         name="mixed",
     )
     added = attention_kernel.reduce_rows("added", shares, te.sum) if second.zero else None
-    rest = 0 if dot.widens else full * kept
+    rest = tirx.const(0, "int32") if dot.widens or not kept else (panels * own * kept).astype("int32")
     epilogue = attention_kernel.epilogue_of(
         second.product, second.affine, terms[len(terms) - second.others :], fused=machine.fused
     )
+    blocks = product.blocks(mr)
 
     def element(*at: Any) -> Any:
-        b, m, n = at[-3:]
-        total = mixed(b, m, n // width, n % width)
+        *batch, block, row, panel, n = at
+        total = mixed(*at)
         if "column" in its:
-            total = total + its["column"](b, n // width, n % width)
+            total = total + its["column"](*batch, panel, n)
         if added is not None:
-            total = total + (rest - added(b, m)) * second.zero
-        return epilogue(total, b, m, n)
+            total = total + (rest - added(*batch, block, row)) * second.zero
+        return epilogue(total, *blocks.whole(batch), blocks.row(block, row), panel * width + n)
 
-    shape = (*product.leading, *second.product.shape[-2:])
-    return te.compute(shape, element, name=f"finish_{to_float_if_needed(second.affine)}")
+    return te.compute(mixed.shape, element, name=f"finish_{to_float_if_needed(second.affine)}")
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -94,14 +100,14 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     row_block = attention_kernel.hold_rows(sch, anchor, chain, machine)
     mixed = named["mixed"]
     sch.reverse_compute_at(mixed, row_block, preserve_unit_loops=True)
-    m, panel, column, k = sch.get_loops(mixed)[-4:]
-    k_outer, k_inner = sch.split(k, [None, dot_product(machine).k_inner])
+    m, panel, column, each, own = sch.get_loops(mixed)[-5:]
+    k_outer, k_inner = sch.split(own, [None, dot_product(machine).k_inner])
     vector, lane = sch.split(column, [None, machine.lanes])
-    sch.reorder(panel, k_outer, m, vector, lane, k_inner)
+    sch.reorder(panel, each, k_outer, m, vector, lane, k_inner)
     done = sch.cache_write(mixed, 0, "local")
     sch.reverse_compute_at(done, panel)
     sch.reverse_compute_at(finish, row_block)
     for block in (done, finish):
         attention_kernel.vectors(sch, block, machine)
-    for block in (anchor, mixed):
-        attention_kernel.multiply(sch, block, machine)
+    attention_kernel.multiply(sch, anchor, machine)
+    attention_kernel.multiply(sch, mixed, machine, loops=2)

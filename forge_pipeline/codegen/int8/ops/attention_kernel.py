@@ -8,8 +8,10 @@ where the sums of b belong to a column and those of a to a row: two small kernel
 are widened anyway, zx is taken away on the way and there is nothing to do for columns. All of it is exact in int32.
 
 A softmax behind it is computed on a block of rows as soon as their sums are there: no scores are ever in memory but
-those of the block. Where nobody else reads its shares, the block is multiplied by the values at once (``attend``): of
-attention only what it makes is written. Columns that fill the last vector have a share of zero.
+those of the block. Where nobody else reads its shares, the block is multiplied by the values at once (``attention``).
+
+Extents may be open but for the steps. The last block repeats the last row, as in ``float32.products.attention``, and
+columns that fill the last panel have a share of zero.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from forge_pipeline.codegen.float32.products.attention import Blocks, is_one
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, SIGN_BIT, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.requantize import to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, stored
-from forge_pipeline.codegen.layout.builder import Value
+from forge_pipeline.codegen.layout.builder import Extent, Value
 from forge_pipeline.codegen.layout.rearranged import Rearranged
 from forge_pipeline.codegen.tir import peel_padding, primitives, rewriting
 from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
@@ -36,22 +39,19 @@ from forge_pipeline.codegen.tir.math import short_math
 
 NAME = "int8_batched_matmul"
 SOFTMAX = "int8_softmax"
-"""The family of products that a softmax follows in the same kernel: nothing else is fused with it."""
+"""The family of products that a softmax follows in the same kernel."""
 
 ATTENTION = "int8_attention"
-"""The family of those whose shares are multiplied by values there too: nothing else is fused with it."""
+"""The family of those whose shares are multiplied by values there too."""
 
 PACK = "int8_panels"
 """The family of the right operand's panels."""
 
-SUMS = "integer_zero_terms"
-"""The family of the sums of rows, and of a packed operand's columns."""
+SUMS, COLUMN_SUMS = "integer_zero_terms", "column_sums"
+"""The family of the sums of rows, and of a packed operand's columns; and the block of these."""
 
 LEAST = -1e30
 """A score below those of any column that counts."""
-
-ROWS = "forge.rows"
-"""The annotation with the rows of the tile that a template was laid out for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,152 +65,180 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchedProduct:
-    """What a kernel knows of a product of bytes, (batch, rows, depth) and (batch, depth, columns).
+    """What a kernel knows of a product of bytes, (.., rows, depth) and (.., depth, columns).
 
     ``zeros`` are the zero points, ``scale`` is the product of both scales, ``shape`` the result's. ``softmax`` is
-    applied to its rows last, and gives zeros to a row without a column that counts if ``zero_for_nan``. ``place``
-    is where the left operand's elements are, by batch, row and step, if not where its shape says.
+    applied to its rows last, and gives zeros to a row without a column that counts if ``zero_for_nan``.
     """
 
     zeros: tuple[int, int]
     scale: float
     depth: int
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     steps: tuple[Step, ...] = ()
     softmax: bool = False
     zero_for_nan: bool = False
-    place: Rearranged | None = None
     clip: Clip = field(default_factory=Clip)
 
-    @property
-    def leading(self) -> tuple[int, ...]:
-        """The axes of operands and result in front of the last two: ones and the batch, or the batch alone."""
-        leading = self.shape[:-2]
-        return leading if leading and primitives.product(leading[:-1]) == 1 else (primitives.product(leading),)
+    def blocks(self, tile: int) -> Blocks:
+        """Return its rows in blocks of ``tile``."""
+        return Blocks(shape=(*self.shape[:-1], self.depth), tile=tile)
 
-    def left(self, tensor: te.Tensor, b: Any, m: Any, k: Any) -> Any:
-        """Return an element of the left operand."""
-        if self.place is not None:
-            return self.place.read(tensor, b, m, k)
-        return tensor(*[0] * (len(self.leading) - 1), b, m, k)
+    @property
+    def batches(self) -> tuple[Extent, ...]:
+        """The axes of a batch that have more than one element."""
+        return tuple(self.blocks(1).batches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How a kernel reads one side of a product: ``place`` knows (batches..., ``rows``, ``columns``) of it."""
+
+    place: Rearranged
+    rows: Extent
+    columns: Extent
+    batches: tuple[Extent, ...]
+
+
+def pack(right: te.Tensor, operand: Operand, groups: Any, width: int, k_inner: int) -> te.Tensor:
+    """Describe uint8 (batches..., steps, columns) as int8 (batches..., panels, ``groups`` of steps, width, k_inner).
+
+    What fills the last panel is zero where the number of columns is known, and repeats the last one elsewhere; groups
+    repeat the last step, for which the left operand has its zero.
+    """
+    steps, columns, zero = operand.rows, operand.columns, tirx.const(0, "int8")
+    is_open, is_full = not isinstance(columns, int), isinstance(steps, int) and steps == groups * k_inner
+
+    def element(*at: Any) -> Any:
+        *batch, panel, group, column, byte = at
+        k, n = group * k_inner + byte, panel * width + column
+        k, inside = k if is_full else tirx.min(k, steps - 1), tirx.min(n, columns - 1) if is_open else n
+        value = operand.place.read(right, *batch, k, inside) ^ tirx.const(SIGN_BIT, "uint8")
+        value = tirx.reinterpret("int8", value)
+        return value if is_open or columns % width == 0 else tirx.if_then_else(n < columns, value, zero)
+
+    shape = (*operand.batches, quotient_of(columns, width), groups, width, k_inner)
+    return te.compute(shape, element, name="pack", attrs={primitives.FAMILY: PACK})
+
+
+def quotient_of(extent: Any, size: int) -> Any:
+    """Return how many parts of a size an extent fills."""
+    return -(-extent // size) if isinstance(extent, int) else tirx.floordiv(extent + (size - 1), size)
+
+
+def column_terms(packed: te.Tensor, zero: int) -> te.Tensor:
+    """Describe what is added to the sums of each column, by batch, panel and column: what a ``zero`` of rows makes."""
+    *shape, groups, width, count = packed.shape
+    outer, inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, count), "k_inner")
+    sums = te.compute(
+        (*shape, width),
+        lambda *at: te.sum(packed(*at[:-1], outer, at[-1], inner).astype("int32"), axis=[outer, inner]),
+        name=COLUMN_SUMS, attrs={primitives.FAMILY: SUMS},
+    )  # fmt: skip
+    return te.compute(sums.shape, lambda *at: sums(*at) * -zero, name="column_terms")
+
+
+def row_terms(left: te.Tensor, operand: Operand, zeros: tuple[int, int]) -> te.Tensor:
+    """Describe what is added to the sums of each row, (batches..., rows): what the second of ``zeros`` makes of it.
+
+    The first is the row's own zero point.
+    """
+    step = te.reduce_axis((0, operand.columns), "step")
+    sums = te.compute(
+        (*operand.batches, operand.rows),
+        lambda *at: te.sum(operand.place.read(left, *at, step).astype("int32"), axis=[step]),
+        name="row_sums", attrs={primitives.FAMILY: SUMS},
+    )  # fmt: skip
+    constant = operand.columns * zeros[0]
+    return te.compute(sums.shape, lambda *at: (constant - sums(*at)) * zeros[1], name="row_terms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactSums:
-    """Sums by batch, row and column, of ``shape``: rows fill tiles and columns vectors."""
+    """Sums by batch, block, row of it, panel and column of it, of ``shape``."""
 
-    at: Callable[[Any, Any, Any], Any]
-    shape: tuple[int, int, int]
-
-
-def pack(right: te.Tensor, shape: tuple[int, int, int], place: Rearranged, width: int, k_inner: int) -> te.Tensor:
-    """Describe uint8, (batch, steps, columns) by ``place``, as int8 (batch, panels, steps / k_inner, width, k_inner).
-
-    What fills the last panel is zero; the last group repeats the last step, for which the left operand has its zero.
-    """
-    batch, steps, columns = shape
-
-    def element(b: Any, panel: Any, at: Any, column: Any, byte: Any) -> Any:
-        k, n, zero = at * k_inner + byte, panel * width + column, tirx.const(0, "int8")
-        k = k if steps % k_inner == 0 else tirx.min(k, steps - 1)
-        value = tirx.reinterpret("int8", place.read(right, b, k, n) ^ tirx.const(SIGN_BIT, "uint8"))
-        return value if columns % width == 0 else tirx.if_then_else(n < columns, value, zero)
-
-    return te.compute(
-        (batch, -(-columns // width), -(-steps // k_inner), width, k_inner), element, name="pack",
-        attrs={primitives.FAMILY: PACK},
-    )  # fmt: skip
-
-
-def column_terms(packed: te.Tensor, zero: int) -> te.Tensor:
-    """Describe what is added to the sums of each column, (batch, columns): what a ``zero`` of the rows makes of it."""
-    batch, panels, groups, width, count = (int(extent) for extent in packed.shape)
-    k_outer, k_inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, count), "k_inner")
-    sums = te.compute(
-        (batch, panels, width),
-        lambda b, panel, n: te.sum(packed(b, panel, k_outer, n, k_inner).astype("int32"), axis=[k_outer, k_inner]),
-        name="column_sums", attrs={primitives.FAMILY: SUMS},
-    )  # fmt: skip
-    return te.compute((batch, panels, width), lambda *at: sums(*at) * -zero, name="column_terms")
-
-
-def row_terms(left: te.Tensor, product: BatchedProduct, zero: int) -> te.Tensor:
-    """Describe what is added to the sums of each row, (batch, rows): what a ``zero`` of the columns makes of it."""
-    shape, step = (product.leading[-1], product.shape[-2]), te.reduce_axis((0, product.depth), "step")
-    sums = te.compute(
-        shape, lambda b, m: te.sum(product.left(left, b, m, step).astype("int32"), axis=[step]),
-        name="row_sums", attrs={primitives.FAMILY: SUMS},
-    )  # fmt: skip
-    constant = product.depth * product.zeros[0]
-    return te.compute(shape, lambda *at: (constant - sums(*at)) * zero, name="row_terms")
+    at: Callable[..., Any]
+    shape: tuple[Any, ...]
 
 
 def by_row_blocks(
-    left: te.Tensor, packed: te.Tensor, *terms: te.Tensor,
-    product: BatchedProduct, affine: Affine | None, names: Sequence[str], mr: int, dot: DotProduct, machine: Machine,
+    left: te.Tensor, packed: te.Tensor, *terms: te.Tensor, product: BatchedProduct, operand: Operand,
+    affine: Affine | None, names: Sequence[str], mr: int, dot: DotProduct, machine: Machine,
 ) -> te.Tensor:  # fmt: skip
-    """Describe (.., batch, rows, steps) times a packed operand, and what is done to the sums."""
-    family = SOFTMAX if product.softmax else NAME
-    exact = exact_sums(left, packed, dict(zip(names, terms, strict=False)), product, mr, dot, family)
-    rest, (rows, columns) = list(terms[len(names) :]), product.shape[-2:]
-    shape = (*product.leading, rows, columns)
+    """Describe a product by a packed operand, and what is done to its sums, in tiles for ``crop``."""
+    family, rest = SOFTMAX if product.softmax else NAME, terms[len(names) :]
+    exact = exact_sums(left, packed, dict(zip(names, terms, strict=False)), product, operand, mr, dot, family)
     if product.softmax:
-        return shares_of(exact, rest, product, shape, affine)
+        return shares_of(exact, rest, product, affine)
     epilogue = epilogue_of(product, affine, rest, fused=machine.fused)
     return te.compute(
-        shape, lambda *at: epilogue(exact.at(*at[-3:]), *at[-3:]), name=f"finish_{to_float_if_needed(affine)}"
-    )
+        exact.shape, lambda *at: epilogue(exact.at(*at), *_place(product, exact, at)),
+        name=f"finish_{to_float_if_needed(affine)}",
+    )  # fmt: skip
+
+
+def _place(product: BatchedProduct, exact: ExactSums, at: Sequence[Any]) -> list[Any]:
+    """Return where the product has what is at a place of its sums, in panels that may end behind its columns."""
+    *batch, block, row, panel, n = at
+    blocks = product.blocks(int(exact.shape[-3]))
+    return [*blocks.whole(batch), blocks.row(block, row), panel * exact.shape[-1] + n]
+
+
+def crop(tiles: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
+    """Describe tiles (batches..., blocks, rows, panels, width) as ``shape``, (.., rows, columns)."""
+    rows, width = int(tiles.shape[-3]), int(tiles.shape[-1])
+
+    def element(*at: Any) -> Any:
+        *batch, row, n = at
+        inner = [index for index, extent in zip(batch, shape, strict=False) if not is_one(extent)]
+        return tiles(*inner, row // rows, row % rows, n // width, n % width)
+
+    return te.compute(tuple(shape), element, name="crop")
 
 
 def exact_sums(
-    left: te.Tensor, packed: te.Tensor, terms: Mapping[str, te.Tensor], product: BatchedProduct,
+    left: te.Tensor, packed: te.Tensor, terms: Mapping[str, te.Tensor], product: BatchedProduct, operand: Operand,
     mr: int, dot: DotProduct, family: str,
 ) -> ExactSums:  # fmt: skip
     """Describe the sums of a product, for kernels of ``family``, and what is added to them for its zero points."""
-    batch, rows = product.leading[-1], product.shape[-2]
-    _, panels, groups, width, count = (int(extent) for extent in packed.shape)
-    padded_rows = -(-rows // mr) * mr
-    k_outer, k_inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, count), "k_inner")
-    source = _source(left, (batch, padded_rows, groups * count), product, dot)
-    total = te.compute(
-        (batch, padded_rows, panels, width),
-        lambda b, m, panel, n: te.sum(
-            products(source(b, m, k_outer * count + k_inner), packed(b, panel, k_outer, n, k_inner)),
-            axis=[k_outer, k_inner],
-        ),
-        name="sums",
-        attrs={primitives.FAMILY: family, ROWS: mr},
-    )
+    blocks = product.blocks(mr)
+    panels, groups, width, count = packed.shape[-4:]
+    outer, inner = te.reduce_axis((0, groups), "k_outer"), te.reduce_axis((0, count), "k_inner")
+    source = _source(left, (*blocks.extents, groups * count), product, operand, dot)
+    shape = (*blocks.extents, panels, width)
 
-    def exact(b: Any, m: Any, n: Any) -> Any:
-        value = total(b, m, n // width, n % width)
+    def sum_of_products(*at: Any) -> Any:
+        *batch, block, row, panel, n = at
+        number = source(*batch, block, row, outer * count + inner)
+        return te.sum(products(number, packed(*batch, panel, outer, n, inner)), axis=[outer, inner])
+
+    total = te.compute(shape, sum_of_products, name="sums", attrs={primitives.FAMILY: family})
+
+    def exact(*at: Any) -> Any:
+        *batch, block, row, panel, n = at
+        value = total(*at)
         if "row" in terms:
-            value = value + terms["row"](b, m if padded_rows == rows else tirx.min(m, rows - 1))
-        return value + terms["column"](b, n // width, n % width) if "column" in terms else value
+            value = value + terms["row"](*batch, blocks.row(block, row))
+        return value + terms["column"](*batch, panel, n) if "column" in terms else value
 
-    return ExactSums(at=exact, shape=(batch, padded_rows, panels * width))
+    return ExactSums(at=exact, shape=shape)
 
 
 def _source(
-    left: te.Tensor, shape: tuple[int, int, int], product: BatchedProduct, dot: DotProduct
-) -> Callable[..., Any]:
-    """Describe the left operand with its margin, of its zero point, widened where it has to be."""
-    rows, steps = product.shape[-2], product.depth
-    if not dot.widens and shape == (product.leading[-1], rows, steps):
-        return lambda b, m, k: product.left(left, b, m, k)
+    left: te.Tensor, shape: tuple[Any, ...], product: BatchedProduct, operand: Operand, dot: DotProduct
+) -> te.Tensor:
+    """Describe blocks of the left operand's rows, their margin of its zero point, widened where it has to be."""
+    blocks, steps = product.blocks(int(shape[-2])), operand.columns
 
-    def element(b: Any, m: Any, k: Any) -> Any:
-        value = product.left(left, b, m, k)
+    def element(*at: Any) -> Any:
+        *batch, block, row, k = at
+        value = operand.place.read(left, *batch, blocks.row(block, row), k)
+        zero: Any = tirx.const(product.zeros[0], "uint8")
         if dot.widens:
-            value = value.astype("int16") - tirx.const(product.zeros[0], "int16")
-        conditions = [m < rows] * (rows < shape[1]) + [k < steps] * (steps < shape[2])
-        if not conditions:
-            return value
-        zero = 0 if dot.widens else product.zeros[0]
-        return tirx.if_then_else(tirx.all(*conditions), value, tirx.const(zero, value.ty.dtype))
+            value, zero = value.astype("int16") - zero.astype("int16"), tirx.const(0, "int16")
+        return value if int(shape[-1]) == steps else tirx.if_then_else(k < steps, value, zero)
 
-    source: Callable[..., Any] = te.compute(shape, element, name="source")
-    return source
+    return te.compute(shape, element, name="source")
 
 
 def epilogue_of(
@@ -219,13 +247,13 @@ def epilogue_of(
     """Return what becomes of an exact sum at a place, where it is stored."""
     is_bare = not product.steps
 
-    def epilogue(total: Any, b: Any, m: Any, n: Any) -> Any:
+    def epilogue(total: Any, *at: Any) -> Any:
         unit = np.float32(affine.scale if affine is not None and is_bare else 1)
         value = total.astype("float32") * tirx.const(float(np.float32(product.scale) / unit), "float32")
         tensors = iter(terms)
         for step in product.steps:
             if step.constant is None:
-                value = value + broadcast(next(tensors), b, m, n)
+                value = value + broadcast(next(tensors), *at)
             elif step.kind == "relax.divide":
                 value = quotient(value, step.constant, fused=fused)
             else:
@@ -240,13 +268,13 @@ def epilogue_of(
 
 def broadcast(term: te.Tensor, *at: Any) -> Any:
     """Return the element of a tensor that belongs to a place: axes of one element have it everywhere."""
-    return term(*(0 if int(extent) == 1 else index for extent, index in zip(term.shape, at, strict=True)))
+    return term(*(0 if is_one(extent) else index for extent, index in zip(term.shape, at, strict=True)))
 
 
 def _score(product: BatchedProduct, terms: Sequence[te.Tensor]) -> Callable[..., Any]:
-    """Return the score that an exact sum is: constants in front of the first sum are one factor."""
+    """Return the score that an exact sum at a place is: constants in front of the first sum are one factor."""
 
-    def score(total: Any, b: Any, m: Any, n: Any) -> Any:
+    def score(total: Any, *at: Any) -> Any:
         tensors, value, factor = iter(terms), total.astype("float32"), product.scale
         for step in (*product.steps, None):
             if step is not None and step.kind != "relax.add" and step.constant is not None:
@@ -254,66 +282,58 @@ def _score(product: BatchedProduct, terms: Sequence[te.Tensor]) -> Callable[...,
                 continue
             value, factor = value * tirx.const(float(np.float32(factor)), "float32"), 1.0
             if step is not None:
-                other = broadcast(next(tensors), b, m, n) if step.constant is None else step.constant
-                value = value + other
+                value = value + (broadcast(next(tensors), *at) if step.constant is None else step.constant)
         return value
 
     return score
 
 
 def shares_of(
-    exact: ExactSums, terms: Sequence[te.Tensor], product: BatchedProduct, shape: Sequence[int],
-    affine: Affine | None, result: Callable[[Any], Any] = lambda share: share,
+    exact: ExactSums, terms: Sequence[te.Tensor], product: BatchedProduct, affine: Affine | None,
+    result: Callable[[Any], Any] = lambda share: share,
 ) -> te.Tensor:  # fmt: skip
-    """Describe the softmax of rows, of ``shape``: extremes and sums a vector at a time, then those of its lanes.
+    """Describe the softmax of rows of sums; what lies behind the columns has a share of zero.
 
-    What lies behind the columns has a share of zero. ``result`` is what becomes of a share.
+    ``result`` is what becomes of a share.
     """
-    batch, padded_rows, full = exact.shape
-    columns = product.shape[-1]
-    score = _score(product, terms)
+    columns, score = product.shape[-1], _score(product, terms)
+    is_full = isinstance(columns, int) and columns % int(exact.shape[-1]) == 0
 
-    def element_of_scores(b: Any, m: Any, n: Any) -> Any:
-        value = score(exact.at(b, m, n), b, m, n)
-        return value if full == columns else tirx.Select(n < columns, value, tirx.const(float("-inf"), "float32"))
+    def element_of_scores(*at: Any) -> Any:
+        place = _place(product, exact, at)
+        value = score(exact.at(*at), *place)
+        return value if is_full else tirx.Select(place[-1] < columns, value, tirx.const(float("-inf"), "float32"))
 
-    scores = te.compute((batch, padded_rows, full), element_of_scores, name="scores")
-    least = tirx.const(LEAST, "float32")
+    scores = te.compute(exact.shape, element_of_scores, name="scores")
     top = reduce_rows("top", scores, te.max)
 
-    def power(b: Any, m: Any, n: Any) -> Any:
-        most = tirx.max(top(b, m), least) if product.zero_for_nan else top(b, m)
-        score = scores(b, m, n)
-        return te.exp(score - most) if affine is None else short_math.exp_of_difference(score, most)
+    def power(*at: Any) -> Any:
+        most = top(*at[:-2])
+        most = tirx.max(most, tirx.const(LEAST, "float32")) if product.zero_for_nan else most
+        return te.exp(scores(*at) - most) if affine is None else short_math.exp_of_difference(scores(*at), most)
 
     powers = te.compute(scores.shape, power, name="powers")
     total = reduce_rows("total", powers, te.sum)
     unit = tirx.const(1 / affine.scale if affine is not None else 1.0, "float32")
 
-    def inverted(b: Any, m: Any) -> Any:
-        none = tirx.const(0, "float32")
-        return tirx.Select(total(b, m) > 0, unit / total(b, m), none) if product.zero_for_nan else unit / total(b, m)
+    def inverted(*at: Any) -> Any:
+        inverse = unit / total(*at)
+        return tirx.Select(total(*at) > 0, inverse, tirx.const(0, "float32")) if product.zero_for_nan else inverse
 
     inverse = te.compute(total.shape, inverted, name="inverse")
 
     def element(*at: Any) -> Any:
-        b, m, n = at[-3:]
-        share = powers(b, m, n) * inverse(b, m)
+        share = powers(*at) * inverse(*at[:-2])
         return result(clipped_float(share, product.clip) if affine is None else stored(share, affine, product.clip))
 
-    return te.compute(tuple(shape), element, name="softmax")
+    return te.compute(exact.shape, element, name="softmax")
 
 
 def reduce_rows(name: str, tensor: te.Tensor, reduce: Callable[..., Any]) -> te.Tensor:
-    """Describe a reduction of the rows of (batch, rows, columns), which fill vectors."""
-    column, kind = te.reduce_axis((0, int(tensor.shape[-1])), "column"), _wide(tensor)
-    return te.compute(
-        tensor.shape[:2], lambda b, m: reduce(tensor(b, m, column).astype(kind), axis=[column]), name=name
-    )
-
-
-def _wide(tensor: te.Tensor) -> str:
-    return "float32" if tensor.dtype == "float32" else "int32"
+    """Describe a reduction of the rows of (.., rows, panels, width)."""
+    each = [te.reduce_axis((0, extent), "each") for extent in tensor.shape[-2:]]
+    kind = "float32" if tensor.dtype == "float32" else "int32"
+    return te.compute(tensor.shape[:-2], lambda *at: reduce(tensor(*at, *each).astype(kind), axis=each), name=name)
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
@@ -321,12 +341,10 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     anchor = next(block for block in primitives.blocks(sch) if primitives.family_of(sch, block) in (NAME, SOFTMAX))
     named = {str(sch.get(block).name_hint): block for block in primitives.blocks(sch)}
     if primitives.family_of(sch, anchor) == SOFTMAX:
-        hold_rows(sch, anchor, [named[name] for name in CHAIN], machine)
+        chain = [named[name] for name in CHAIN]
     else:
-        *inner, last = (block for name, block in named.items() if name not in ("sums", "source"))
-        for block in inner:
-            sch.compute_inline(block)
-        hold_rows(sch, anchor, [last], machine)
+        chain = [block for name, block in named.items() if name.startswith("finish")]
+    hold_rows(sch, anchor, chain, machine)
     multiply(sch, anchor, machine)
 
 
@@ -336,42 +354,41 @@ CHAIN = ("scores", "top", "powers", "total", "inverse", "softmax")
 
 def hold_rows(sch: Schedule, sums: SBlockRV, chain: Sequence[SBlockRV], machine: Machine) -> LoopRV:
     """Compute ``chain`` as soon as a block of rows has what it reads, the first of them by panel; return its loop."""
-    mr = int(sch.get(sums).annotations[ROWS])
-    b, m, panel, column, k_outer, k_inner = sch.get_loops(sums)
-    work = primitives.product(primitives.extents(sch, sums))
-    m_out, m_in = sch.split(m, [None, mr])
+    source = next(block for block in primitives.blocks(sch) if sch.get(block).name_hint == "source")
+    *batches, block, row, panel, column, k_outer, k_inner = sch.get_loops(sums)
+    work = primitives.product(size or primitives.UNKNOWN for size in primitives.extents(sch, sums))
     vector, lane = sch.split(column, [None, machine.lanes])
-    sch.reorder(b, m_out, panel, k_outer, m_in, vector, lane, k_inner)
-    row_block = sch.fuse(b, m_out)
+    sch.reorder(*batches, block, panel, k_outer, row, vector, lane, k_inner)
+    if primitives.extent(sch, block) is not None or not batches:
+        shared = block = primitives.fuse(sch, [*batches, block])
+    else:  # what an open extent divides is no index of a reduction
+        shared = primitives.fuse(sch, batches)
     sch.set_scope(sums, 0, "local")
-    for block in chain:
-        sch.reverse_compute_at(block, panel if block is chain[0] else row_block)
-    source = next((block for block in primitives.blocks(sch) if sch.get(block).name_hint == "source"), None)
-    if source is not None:
-        sch.compute_at(source, row_block)
-    primitives.parallel_if_worth(sch, row_block, work)
-    for block in (*chain, *([source] if source is not None else [])):
-        vectors(sch, block, machine)
-    return row_block
+    for following in chain:
+        sch.reverse_compute_at(following, panel if following is chain[0] else block, preserve_unit_loops=True)
+    sch.compute_at(source, block)
+    primitives.parallel_if_worth(sch, shared, work)
+    for following in (*chain, source):
+        vectors(sch, following, machine)
+    return block
 
 
-def multiply(sch: Schedule, sums: SBlockRV, machine: Machine) -> None:
-    """Unroll a tile of sums, and compute a vector of them with the CPU's instructions."""
-    k_outer, m_in, vector, lane, _ = sch.get_loops(sums)[-5:]
-    sch.unroll(m_in)
+def multiply(sch: Schedule, sums: SBlockRV, machine: Machine, loops: int = 1) -> None:
+    """Unroll a tile of sums inside some ``loops`` of steps, and add to a vector of them with the CPU's instructions."""
+    *around, row, vector, lane, _ = sch.get_loops(sums)
+    sch.unroll(row)
     sch.unroll(vector)
-    primitives.vectorize_and_unroll(
-        sch, sch.decompose_reduction(sums, k_outer), below=len(sch.get_loops(sums)) - 5, lanes=machine.lanes
-    )
+    zeros = sch.decompose_reduction(sums, around[-loops])
+    primitives.vectorize_and_unroll(sch, zeros, below=len(around) - loops, lanes=machine.lanes)
     tensorize(sch, lane, machine, dot_product(machine), BYTES, full=True)
 
 
 def vectors(sch: Schedule, block: SBlockRV, machine: Machine) -> None:
     """Turn a block's rows into vectors where they fill them, and the reduction of a row into one of lanes."""
-    column = sch.get_loops(block)[-1]
     if primitives.is_reduction(sch, block):
-        sch.decompose_reduction(block, column)
-        reduce_in_lanes(sch, column, machine)
+        first = sch.get_loops(block)[-2]
+        sch.decompose_reduction(block, first)
+        reduce_in_lanes(sch, first, machine)
     else:
         primitives.vectorize_where_filled(sch, block, machine.lanes)
 
@@ -395,18 +412,13 @@ def schedule_sums(sch: Schedule, machine: Machine) -> None:
     """Sum rows one by one, and columns a vector at a time."""
     anchor = primitives.find(sch, SUMS)
     _, last = primitives.split_around(sch, anchor)
-    loops = sch.get_loops(anchor)
-    if len(loops) == len(ROW_LOOPS):
-        sch.reverse_compute_at(last, loops[1])
+    if sch.get(anchor).name_hint != COLUMN_SUMS:
+        sch.reverse_compute_at(last, sch.get_loops(anchor)[-2])
         return
-    b, panel, n, k_outer, k_inner = loops
+    *outer, n, k_outer, k_inner = sch.get_loops(anchor)
     vector, lane = sch.split(n, [None, machine.lanes])
-    sch.reorder(b, panel, vector, k_outer, k_inner, lane)
+    sch.reorder(*outer, vector, k_outer, k_inner, lane)
     sch.reverse_compute_at(last, vector)
     sch.vectorize(lane)
     sch.vectorize(sch.get_loops(last)[-1])
     sch.vectorize(sch.get_loops(sch.decompose_reduction(anchor, k_outer))[-1])
-
-
-ROW_LOOPS = ("batch", "row", "step")
-"""The loops of the sums of rows; those of columns are more."""

@@ -6,20 +6,21 @@ They are deferred, up to a softmax and to the QuantizeLinear behind it; ``attent
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from tvm import relax
 
+from forge_pipeline.codegen.float32.products.attention import PANEL_VECTORS, fill
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
 from forge_pipeline.codegen.int8.ops import attention, attention_kernel
-from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Step
+from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Operand, Step
 from forge_pipeline.codegen.int8.ops.matmul import VECTORS, choose_tile
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
-from forge_pipeline.codegen.layout.builder import Graph, Value, shape_of
+from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
 from forge_pipeline.codegen.layout.rearranged import rearranged
-from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
 
 ROW_BLOCK_BYTES = 1 << 16
@@ -54,14 +55,14 @@ class Batched(BatchedProduct, DeferredKernel):
     def _emit(self, graph: Graph, affine: Affine | None) -> Value:
         if self.shares is not None:
             return _attend(graph, self.shares, self, affine)
-        first = _operands(graph, self, tile_of(graph.machine, self)[1])
-        result = graph.kernel(
+        mr, nr = tile_of(graph.machine, self)
+        first = _operands(graph, self, nr)
+        tiles = graph.kernel(
             attention_kernel.by_row_blocks, first.left, first.packed, *first.terms.values(), *first.others,
-            name="softmax_u8" if self.softmax else "matmul_u8", product=first.product, affine=affine,
-            names=list(first.terms), mr=tile_of(graph.machine, self)[0], dot=dot_product(graph.machine),
-            machine=graph.machine,
+            name="softmax_u8" if self.softmax else "matmul_u8", product=first.product, operand=first.operand,
+            affine=affine, names=list(first.terms), mr=mr, dot=dot_product(graph.machine), machine=graph.machine,
         )  # fmt: skip
-        return Value(plain=_reshape(graph, result, self.shape))
+        return Value(plain=graph.kernel(attention_kernel.crop, tiles, name="crop", shape=self.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ class _Operands:
 
     product: BatchedProduct
     left: relax.Expr
+    operand: Operand
     packed: relax.Expr
     terms: dict[str, relax.Expr]
     others: list[relax.Expr]
@@ -89,36 +91,59 @@ class _Operands:
 
 def _operands(graph: Graph, made: Batched, vectors: int) -> _Operands:
     """Emit what a product reads, its right operand in panels of some ``vectors``."""
-    zeros = _zeros(graph.machine, made)
-    left, place = rearranged(graph, graph.plain(made.sources[0]), (made.leading[-1], made.shape[-2], made.depth))
-    product = replace(made, sources=(Value(), Value()), place=place)
-    packed, terms = _packed(graph, made, vectors)
+    zeros, product = _zeros(graph.machine, made), _bare(made)
+    left, operand = _operand(graph, made.sources[0], made.batches, made.shape[-2], made.depth)
+    packed, terms = _packed(graph, made, vectors, -(-made.depth // dot_product(graph.machine).k_inner))
     if zeros[1]:
-        terms["row"] = graph.kernel(attention_kernel.row_terms, left, name="rows_u8", product=product, zero=zeros[1])
-    return _Operands(product=product, left=left, packed=packed, terms=terms, others=_others(graph, made))
+        terms["row"] = graph.kernel(
+            attention_kernel.row_terms, left, name="rows_u8", operand=operand, zeros=(made.zeros[0], zeros[1])
+        )
+    others = _others(graph, made, vectors * graph.machine.lanes)
+    return _Operands(product=product, left=left, operand=operand, packed=packed, terms=terms, others=others)
 
 
-def _others(graph: Graph, made: Batched) -> list[relax.Expr]:
-    """Return the tensors that are added to a product, with one axis for its batch."""
-    found = []
-    for term in (graph.plain(step.tensor) for step in made.steps if step.tensor is not None):
-        shape = (1, 1, *shape_of(term))
-        found.append(_reshape(graph, term, (primitives.product(shape[:-2]), *shape[-2:])))
-    return found
+def _bare(made: Batched) -> Batched:
+    """Return what a kernel has to know of a product."""
+    return replace(made, sources=(Value(), Value()), shares=None)
 
 
-def _packed(graph: Graph, made: Batched, vectors: int) -> tuple[relax.Expr, dict[str, relax.Expr]]:
+def _operand(
+    graph: Graph, source: Value, batches: tuple[Extent, ...], rows: Extent, columns: Extent
+) -> tuple[relax.Expr, Operand]:
+    """Return what is read of a side of a product, and how."""
+    read, place = rearranged(graph, graph.plain(source), (*batches, rows, columns))
+    return read, Operand(place=place, rows=rows, columns=columns, batches=batches)
+
+
+def _packed(graph: Graph, made: Batched, vectors: int, groups: Any) -> tuple[relax.Expr, dict[str, relax.Expr]]:
     """Emit the right operand in panels, and the terms of its columns where there are any."""
     dot, zero = dot_product(graph.machine), _zeros(graph.machine, made)[0]
-    shape = made.leading[-1], made.depth, made.shape[-1]
-    right, place = rearranged(graph, graph.plain(made.sources[1]), shape)
+    right, operand = _operand(graph, made.sources[1], made.batches, made.depth, made.shape[-1])
     packed = graph.kernel(
-        attention_kernel.pack, right, name="pack_u8", shape=shape, place=place,
+        attention_kernel.pack, right, name="pack_u8", operand=operand, groups=groups,
         width=vectors * graph.machine.lanes, k_inner=dot.k_inner,
     )  # fmt: skip
     if not zero or dot.widens:
         return packed, {}
     return packed, {"column": graph.kernel(attention_kernel.column_terms, packed, name="columns_s8", zero=zero)}
+
+
+def _others(graph: Graph, made: Batched, width: int) -> list[relax.Expr]:
+    """Return the tensors that are added to a product, with as many axes, and columns that fill panels of ``width``."""
+    found = []
+    for value in (step.tensor for step in made.steps if step.tensor is not None):
+        if value.constant is not None:
+            array = value.constant.reshape((1,) * (len(made.shape) - value.constant.ndim) + value.constant.shape)
+            margin = -array.shape[-1] % width if array.shape[-1] > 1 else 0
+            found.append(graph.constant(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, margin)])))
+            continue
+        own = graph.plain(value)
+        shape = shape_of(own)
+        missing = list(range(len(made.shape) - len(shape)))
+        term = graph.emit(relax.op.expand_dims(own, missing)) if missing else own
+        is_filled = not shape or (isinstance(shape[-1], int) and (shape[-1] == 1 or shape[-1] % width == 0))
+        found.append(term if is_filled else graph.kernel(fill, term, name="fill", width=width))
+    return found
 
 
 def _zeros(machine: Machine, product: BatchedProduct) -> tuple[int, int]:
@@ -133,23 +158,20 @@ def _attend(graph: Graph, shares: Shares, made: Batched, affine: Affine | None) 
     first = _operands(graph, shares.product, nr)
     columns = -(-made.shape[-1] // machine.lanes)
     vectors = max(count for count in range(1, VECTORS + 1) if count == 1 or dot.fits(machine, mr, count))
-    values, terms = _packed(graph, made, min(columns, vectors))
-    others = _others(graph, made)
+    width = min(columns, vectors) * machine.lanes
+    panels = attention_kernel.quotient_of(shares.product.shape[-1], nr * machine.lanes)
+    values, terms = _packed(graph, made, width // machine.lanes, panels * (nr * machine.lanes // dot.k_inner))
+    others = _others(graph, made, width)
     second = attention.Second(
-        product=replace(made, sources=(Value(), Value()), shares=None), shares=shares.affine,
-        zero=_zeros(machine, made)[1], affine=affine, names=list(terms), others=len(others),
+        product=_bare(made), shares=shares.affine, zero=_zeros(machine, made)[1], affine=affine, names=list(terms),
+        others=len(others),
     )  # fmt: skip
-    result = graph.kernel(
+    tiles = graph.kernel(
         attention.attend, first.left, first.packed, values, *first.terms.values(), *first.others,
-        *terms.values(), *others, name="attention_u8", product=first.product, second=second,
-        names=list(first.terms), mr=mr, dot=dot,
-        machine=machine,
+        *terms.values(), *others, name="attention_u8", product=first.product, operand=first.operand, second=second,
+        names=list(first.terms), mr=mr, dot=dot, machine=machine,
     )  # fmt: skip
-    return Value(plain=_reshape(graph, result, made.shape))
-
-
-def _reshape(graph: Graph, plain: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:
-    return plain if shape_of(plain) == shape else graph.emit(relax.op.reshape(plain, shape))
+    return Value(plain=graph.kernel(attention_kernel.crop, tiles, name="crop", shape=made.shape))
 
 
 def multiply(graph: Graph, call: relax.Call) -> Value | None:
@@ -157,22 +179,31 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     left, right = (graph.look(argument) for argument in call.args)
     if not has_dot_product(graph.machine) or not isinstance(left, Dequantized) or not isinstance(right, Dequantized):
         return None
+    if not all(has_known_shape(argument, symbolic_axes=range(8)) for argument in call.args):
+        return None
     shapes = [shape_of(argument) for argument in call.args]
-    if not all(isinstance(extent, int) and extent > 0 for shape in shapes for extent in shape):
+    if len(shapes[0]) < 2 or not _same(shapes[0][:-2], shapes[1][:-2]) or 0 in (*shapes[0], *shapes[1]):
         return None
-    if len(shapes[0]) < 2 or shapes[0][:-2] != shapes[1][:-2] or len(shapes[0]) != len(shapes[1]):
+    depth, shares = shapes[0][-1], shares_of(graph, call.args[0])
+    if not isinstance(shapes[1][-1], int):
+        shares = None
+    if shares is None and not isinstance(depth, int):
         return None
-    if shapes[0][-1] * LEVELS * LEVELS >= 1 << 31:
+    if isinstance(depth, int) and depth * LEVELS * LEVELS >= 1 << 31:
         return None
     product = Batched(
         sources=(left.source, right.source),
-        shares=shares_of(graph, call.args[0]),
+        shares=shares,
         zeros=(left.affine.zero, right.affine.zero),
         scale=float(np.float32(left.affine.scale) * np.float32(right.affine.scale)),
-        depth=shapes[0][-1],
+        depth=depth,
         shape=shape_of(call),
     )
     return Value(deferred=product)
+
+
+def _same(one: tuple[Extent, ...], other: tuple[Extent, ...]) -> bool:
+    return len(one) == len(other) and all(str(mine) == str(its) for mine, its in zip(one, other, strict=True))
 
 
 def shares_of(graph: Graph, left: relax.Expr) -> Shares | None:
@@ -203,13 +234,15 @@ def scale(graph: Graph, call: relax.Call) -> Value | None:
     return None
 
 
-def _fits(term: relax.Expr, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor is broadcast over ``shape`` without being spread over only a part of the batch."""
+def _fits(term: relax.Expr, shape: tuple[Extent, ...]) -> bool:
+    """Return whether a tensor is broadcast over ``shape``."""
+    if not has_known_shape(term, symbolic_axes=range(8)):
+        return False
     own = shape_of(term)
     own = (1,) * (len(shape) - len(own)) + own
-    if len(own) != len(shape) or any(one not in (1, other) for one, other in zip(own, shape, strict=True)):
-        return False
-    return own[:-2] == shape[:-2] or primitives.product(own[:-2]) == 1
+    return len(own) == len(shape) and all(
+        one == 1 or _same((one,), (other,)) for one, other in zip(own, shape, strict=True)
+    )
 
 
 def softmax(graph: Graph, call: relax.Call) -> Value | None:
@@ -220,18 +253,20 @@ def softmax(graph: Graph, call: relax.Call) -> Value | None:
     if int(call.attrs.axis) % len(deferred.shape) != len(deferred.shape) - 1:
         return None
     following = replace(deferred, softmax=True)
-    fewest = min(FEWEST_ROWS, following.shape[-2])
+    rows = following.shape[-2]
+    fewest = min(FEWEST_ROWS, rows) if isinstance(rows, int) else FEWEST_ROWS
     return Value(deferred=following) if tile_of(graph.machine, following)[0] >= fewest else None
 
 
 def tile_of(machine: Machine, product: Batched) -> tuple[int, int]:
     """Return rows and vectors of a tile: of no more rows than a row block of scores has, where these are kept."""
     rows, columns = product.shape[-2:]
-    vectors = -(-columns // machine.lanes)
+    vectors = -(-columns // machine.lanes) if isinstance(columns, int) else PANEL_VECTORS
     groups, least = -(-product.depth // dot_product(machine).k_inner), FEWEST_ROWS if product.softmax else 1
     mr, nr = choose_tile(machine, rows, vectors, groups, least)
-    kept = ROW_BLOCK_BYTES // (8 * -(-vectors // nr) * nr * machine.lanes)
-    return min(mr, kept) if product.softmax else mr, nr
+    if not product.softmax or not isinstance(columns, int):
+        return mr, nr
+    return min(mr, ROW_BLOCK_BYTES // (8 * -(-vectors // nr) * nr * machine.lanes)), nr
 
 
 HANDLERS = {

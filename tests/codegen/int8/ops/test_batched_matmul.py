@@ -7,16 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
-from forge_pipeline.codegen.int8.ops.attention_kernel import by_row_blocks, column_terms, pack, row_terms
+from forge_pipeline.codegen.int8.ops.attention_kernel import Operand, by_row_blocks, column_terms, crop, pack, row_terms
 from forge_pipeline.codegen.int8.ops.batched_matmul import Batched
 from forge_pipeline.codegen.layout.builder import Value
 from forge_pipeline.codegen.layout.rearranged import Rearranged
+from forge_pipeline.codegen.lowering import lower
+from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
-from tests.support.int8.compare import HERE, OPTIONS, OTHERS, VNNI, check, compiled, reference
-from tests.support.int8.net import Net
+from tests.support.emulated.choice import load
+from tests.support.int8.compare import HERE, OPTIONS, OTHERS, PLAIN, VNNI, check, compiled, reference
+from tests.support.int8.net import Net, unsized
 
 LEFT, RIGHT = (0.5, 113), (0.25, 71)
 PROBABILITY = (1 / 256, 0)
@@ -51,7 +55,10 @@ def test_a_product_of_two_activations_stores_what_onnx_runtime_stores(case: str)
 
 def test_a_product_of_two_activations_is_exact_where_floats_are_asked_for() -> None:
     net, result = product(2, 9, 20, 30)
-    check(net, net.node("Neg", net.node("Div", result, net.tensor(np.float32(8)))))
+    model = net.finish(net.node("Neg", net.node("Div", result, net.tensor(np.float32(8)))))
+    x = (net.random.standard_normal(net.shape) * 40).astype(np.float32)
+    (found,), (wanted,) = compiled(model, in_float="crop")(x), reference(model, x, optimized=False)
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("tag", [tag for tag in OTHERS if tag != HERE])
@@ -60,13 +67,16 @@ def test_other_instructions_multiply_activations_alike(tag: str) -> None:
     check(net, net.pair(result, (512.0, 88)), tag=tag)
 
 
-def attention(net: Net, heads: int, *, mask: bool = False, empty: int | None = None) -> tuple[str, str]:
+def attention(
+    net: Net, heads: int, *, mask: bool = False, empty: int | None = None, computed: bool = False
+) -> tuple[str, str]:
     """Return the scores after the softmax, and what they mix: self-attention, (1, rows, heads * depth) in and out.
 
     ``empty``: a row whose mask leaves nothing, as exporters write it; there, a tensor is added to what is mixed, too.
+    ``computed``: a mask for each sample, by its columns.
     """
-    batch, rows, width = net.shape
-    shape = net.tensor(np.array([batch, rows, heads, width // heads]))
+    _, rows, width = net.shape
+    shape = net.tensor(np.array([0, 0, heads, width // heads]))
     sides = []
     for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]):
         weight = net.weight((width, width), np.float32(1 / 512), axis=1)
@@ -75,6 +85,10 @@ def attention(net: Net, heads: int, *, mask: bool = False, empty: int | None = N
     scores = net.node("Div", net.node("MatMul", *sides[:2]), net.tensor(np.float32(4)))
     if mask:
         scores = net.node("Add", scores, net.tensor(np.where(np.arange(rows) < rows - 3, 0, -1e4).astype(np.float32)))
+    if computed:
+        each = net.node("ReduceMean", "x", axes=[2], keepdims=1)
+        turned = net.node("Transpose", net.node("Mul", each, net.tensor(np.float32(8))), perm=[0, 2, 1])
+        scores = net.node("Add", scores, net.node("Unsqueeze", turned, net.tensor(np.array([1]))))
     if empty is not None:
         hidden = np.where((np.arange(rows)[:, None] == empty) | np.eye(rows, dtype=bool)[0], -np.inf, 0)
         scores = net.node("Add", scores, net.tensor(hidden.astype(np.float32)[None, None]))
@@ -87,7 +101,7 @@ def attention(net: Net, heads: int, *, mask: bool = False, empty: int | None = N
         added = np.linspace(0, 1, rows * width // heads).reshape(rows, -1) * (np.arange(rows) != empty)[:, None]
         mixed = net.node("Add", mixed, net.tensor(added.astype(np.float32)))
     mixed = net.pair(mixed, (1 / 64, 121))
-    joined = net.node("Reshape", net.node("Transpose", mixed, perm=[0, 2, 1, 3]), net.tensor(np.array(net.shape)))
+    joined = net.node("Reshape", net.node("Transpose", mixed, perm=[0, 2, 1, 3]), net.tensor(np.array([0, 0, width])))
     return likely, joined
 
 
@@ -107,11 +121,7 @@ def test_attention_is_within_a_step_of_onnx_runtime(rows: int, mask: bool) -> No
 
 def kernels_of(model: Any, tag: str) -> list[str]:
     """Return the calls of kernels in a lowered model."""
-    from forge_pipeline.codegen.lowering import lower
-    from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-
     lowered = lower(import_model(prepare(model)), Target.from_tag(tag), OPTIONS)
-    assert not lowered.fallbacks
     return [line for line in lowered.module["main"].script(show_meta=False).splitlines() if "call_tir" in line]
 
 
@@ -135,6 +145,23 @@ def test_shares_that_nobody_else_reads_are_multiplied_where_they_are_made(
         assert not found[0, empty].any()
 
 
+@pytest.mark.parametrize("tag", [HERE, *(tag for tag in (PLAIN,) if tag != HERE)])
+def test_attention_of_any_batch_and_length_is_one_kernel(tag: str) -> None:
+    net = Net(1, 32, 40)
+    model = unsized(net.finish(attention(net, 2, computed=True)[1]), 0, 1)
+    kernels = kernels_of(model, tag)
+    assert any("attention_u8" in kernel for kernel in kernels)
+    assert not any("softmax" in kernel or "matmul" in kernel for kernel in kernels)
+    engine = load(build(model, Target.from_tag(tag), OPTIONS).to_bytes(), Target.from_tag(tag))
+    for shape in ((1, 1), (1, 37), (3, 5), (2, 70)):
+        x = net.random.standard_normal((*shape, 40)).astype(np.float32)
+        (found,), (wanted,) = engine(x), reference(model, x, optimized=False)
+        steps = np.rint((found - wanted) * 64)
+        assert len(np.unique(wanted)) > 10
+        assert abs(steps).max() <= 1
+        assert np.count_nonzero(steps) <= steps.size // 200
+
+
 @pytest.mark.parametrize("rows", [32, 1100])
 def test_attention_keeps_no_floats_in_memory(rows: int) -> None:
     net = Net(1, rows, 32)
@@ -151,19 +178,22 @@ def test_zero_points_of_both_sides_are_taken_from_sums_of_rows_and_columns(name:
     from tvm import te, tirx
 
     dot, machine = INSTRUCTION_SETS[name].dot, Machine.of(Target.from_tag(VNNI))
-    made = Batched(
-        sources=(Value(), Value()), zeros=(5, 250), scale=0.5, depth=21, shape=(1, 3, 7, 13), steps=(), softmax=False
-    )
+    made = Batched(sources=(Value(), Value()), zeros=(5, 250), scale=0.5, depth=21, shape=(1, 3, 7, 13))
+    axes = tuple(tirx.Var(name, "int64") for name in ("batch", "row", "column"))
+    sides = [
+        Operand(place=Rearranged(axes=axes, place=(0, *axes)), rows=rows, columns=columns, batches=(3,))
+        for rows, columns in ((7, 21), (21, 13))
+    ]
     left, right = (te.placeholder((1, 3, *ends), "uint8") for ends in ((7, 21), (21, 13)))
-    axes = tuple(tirx.Var(name, "int64") for name in ("batch", "step", "column"))
-    packed = pack(right, (3, 21, 13), Rearranged(axes=axes, place=(0, *axes)), 16, dot.k_inner)
-    terms = {"row": row_terms(left, made, made.zeros[1] - SIGN_BIT)}
+    packed = pack(right, sides[1], -(-21 // dot.k_inner), 16, dot.k_inner)
+    terms = {"row": row_terms(left, sides[0], (5, 250 - SIGN_BIT))}
     if not dot.widens:
         terms["column"] = column_terms(packed, made.zeros[0])
-    result = by_row_blocks(
-        left, packed, *terms.values(), product=made, affine=None, names=list(terms), mr=2, dot=dot, machine=machine
-    )
-    run = tvm.compile(te.create_prim_func([left, right, result]), target="llvm")
+    tiles = by_row_blocks(
+        left, packed, *terms.values(), product=made, operand=sides[0], affine=None, names=list(terms), mr=2, dot=dot,
+        machine=machine,
+    )  # fmt: skip
+    run = tvm.compile(te.create_prim_func([left, right, crop(tiles, (1, 3, 7, 13))]), target="llvm")
     random: Any = np.random.default_rng(0)
     a, b = (random.integers(0, 256, (1, 3, *ends)).astype(np.uint8) for ends in ((7, 21), (21, 13)))
     out = tvm.runtime.tensor(np.zeros((1, 3, 7, 13), np.float32))
