@@ -116,8 +116,8 @@ def grouped(module: tvm.IRModule) -> tvm.IRModule:
     """Return ``module`` with kernels in groups, each of which becomes one.
 
     No group is given extents by themselves, those that no tensor of it has as an axis (where axes are computed from
-    them): TVM refuses some groups that are ("All shape inputs are expected to be single tirx var"). What takes such an
-    extent is left alone, and the others are grouped again.
+    them): TVM refuses such groups ("All shape inputs are expected to be single tirx var"). What takes such an extent is
+    left alone, or what reads an axis that is computed from it, and the others are grouped again.
     """
     while True:
         made = relax.transform.FuseOps()(module)
@@ -141,14 +141,17 @@ def _is_given_extents(function: Any) -> bool:
 
 
 def _taking(group: relax.Function) -> set[str]:
-    """Return the kernels of a group that are given extents."""
+    """Return the kernels of a group that are given extents, or else those that read axes which are computed."""
     bindings = (binding for block in group.body.blocks for binding in block.bindings)
-    calls = (binding.value for binding in bindings if _kernel(binding.value) is not None)
-    return {
-        str(call.args[0].name_hint)
-        for call in calls
-        if len(call.args) > TENSORS or not all(map(_is_tensor, call.args[1].fields))
-    }
+    calls = [binding.value for binding in bindings if _kernel(binding.value) is not None]
+    given = [call for call in calls if len(call.args) > TENSORS or not all(map(_is_tensor, call.args[1].fields))]
+    computed = [call for call in calls if any(map(_has_computed_axis, call.args[1].fields))]
+    return {str(call.args[0].name_hint) for call in given or computed}
+
+
+def _has_computed_axis(operand: Any) -> bool:
+    extents = operand.ty.shape.values if isinstance(operand.ty, relax.TensorType) else []
+    return any(not isinstance(extent, tirx.Var | tirx.IntImm) for extent in extents)
 
 
 def _is_tensor(operand: Any) -> bool:

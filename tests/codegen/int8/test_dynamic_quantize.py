@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.int8.compare import compiled, reference
+from forge_pipeline.codegen.build import build
+from forge_pipeline.target import Target
+from tests.support.emulated.choice import load
+from tests.support.int8.compare import HERE, OPTIONS, compiled, reference
 from tests.support.int8.dynamic import CASES, layer, measured
-from tests.support.int8.net import Net
+from tests.support.int8.net import Net, unsized
 
 
 @pytest.mark.every(6)
@@ -33,3 +36,16 @@ def test_a_whole_model_is_measured_layer_by_layer() -> None:
     feed = net.random.standard_normal(net.shape).astype(np.float32)
     found, wanted = compiled(model, in_float="")(feed)[0], reference(model, feed, optimized=False)[0]
     assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+def test_what_follows_a_convolution_of_computed_extents_has_a_kernel() -> None:
+    net = Net(2, 3, 12, 12)
+    y = net.node("Tanh", layer(net, measured(net, "x"), "convolution of three channels"))
+    weight = net.weight((8, 1, 5, 5), np.full(8, 0.01, np.float32))
+    y = net.node("Tanh", net.node("Conv", measured(net, y), weight, pads=[2] * 4, group=8))
+    model = unsized(net.finish(y), 0, 2, 3)
+    engine = load(build(model, Target.from_tag(HERE), OPTIONS).to_bytes(), Target.from_tag(HERE))
+    for shape in ((2, 3, 12, 12), (1, 3, 17, 21)):
+        feed = net.random.standard_normal(shape).astype(np.float32)
+        found, wanted = engine(feed)[0], reference(model, feed, optimized=False)[0]
+        assert np.abs(found - wanted).max() < 0.02  # a step of what is measured between them
