@@ -76,7 +76,9 @@ def test_long_sums_lose_nothing_that_halves_hold(kind: str, steps: int) -> None:
     np.testing.assert_array_equal(found.astype(np.float16), np.float16(steps))  # as a half, or exactly
 
 
-@pytest.mark.parametrize("kind", ["rows", "open rows", "image", "image of any size"])
+@pytest.mark.parametrize(
+    "kind", ["rows", "open rows", "image", pytest.param("image of any size", marks=pytest.mark.long)]
+)
 def test_pairs_of_bfloat16_are_as_near_as_it_is(kind: str, tmp_path: Path) -> None:
     model, shape = {
         "rows": (dense_net((37,)), (37, 384)),

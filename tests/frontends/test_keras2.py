@@ -184,7 +184,7 @@ def check(folder, name, **options):
     return module
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "name", ["image", "nested", "masked", "convolved", "hard", "listed", "states", "attention", "twice"]
 )
@@ -192,6 +192,7 @@ def test_a_file_of_keras_2_computes_what_it_did(written, name):
     assert check(written, name).input_shapes[0][0] == "N"
 
 
+@pytest.mark.long
 def test_a_layer_that_takes_from_an_open_length_keeps_it_open(written):
     assert check(written, "open").input_shapes == [("N", "x_1", 4)]
 

@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "detector.onnx", tmp_path / "images.npz"
 
 
-@pytest.mark.parametrize("quantize", ["static", "dynamic"])
+@pytest.mark.parametrize("quantize", ["static", pytest.param("dynamic", marks=pytest.mark.long)])
 def test_a_detector_with_its_suppression_is_quantized_and_measured(
     forge: Any, files: tuple[Path, Path], tmp_path: Path, quantize: str
 ) -> None:

@@ -57,7 +57,13 @@ def network(sizes: list[Any]) -> tuple[onnx.ModelProto, list[int]]:
     return onnx.shape_inference.infer_shapes(model), channels
 
 
-@pytest.mark.parametrize("sizes", [[2, 9, 11], ["batch", "height", "width"]], ids=["known", "open"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param([2, 9, 11], id="known", marks=pytest.mark.long),
+        pytest.param(["batch", "height", "width"], id="open"),
+    ],
+)
 def test_images_are_as_onnx_runtime_has_them(sizes: list[Any], gpu: Gpu, tmp_path: Path) -> None:
     model, channels = network(sizes)
     names = [port.name for port in model.graph.input]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, te
 from tvm.relax import op
@@ -64,6 +64,7 @@ def read(moves: list[Move]) -> tuple[int, Array, Array]:
     return at, out.numpy(), stages[-1].reshape(EXTENTS)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(SHAPES) | st.integers(0, 23), max_size=4))
 def test_elements_are_found_where_the_moves_take_them_from(moves: list[Move]) -> None:
     _, found, wanted = read(moves)

@@ -76,6 +76,7 @@ def test_no_cache_is_copied(made: tuple[onnx.ModelProto, Library]) -> None:
     assert engine.length == 21
 
 
+@pytest.mark.every(2)
 def test_sessions_know_nothing_of_each_other(made: tuple[onnx.ModelProto, Library]) -> None:
     model, library = made
     first = loaded(library, threads=1)
@@ -87,6 +88,7 @@ def test_sessions_know_nothing_of_each_other(made: tuple[onnx.ModelProto, Librar
     assert (first.length, second.length) == (6, 9)
 
 
+@pytest.mark.every(2)
 def test_a_prompt_is_used_again(made: tuple[onnx.ModelProto, Library]) -> None:
     model, library = made
     engine = loaded(library, threads=1)
@@ -105,6 +107,7 @@ def test_a_prompt_is_used_again(made: tuple[onnx.ModelProto, Library]) -> None:
         engine.truncate(6)
 
 
+@pytest.mark.every(2)
 def test_a_full_cache_says_so_and_stays_as_it_was(made: tuple[onnx.ModelProto, Library]) -> None:
     model, library = made
     engine, reference = loaded(library, threads=1), Reference(model)

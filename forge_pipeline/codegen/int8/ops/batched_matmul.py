@@ -31,10 +31,7 @@ FEWEST_ROWS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batched(BatchedProduct, DeferredKernel):
-    """A product of bytes, (batch, rows, depth) and (batch, depth, columns), deferred.
-
-    ``shares``: the left operand, where it is a softmax that nobody else reads.
-    """
+    """A product of bytes, deferred. ``shares``: the left operand, where it is a softmax that nobody else reads."""
 
     sources: tuple[Value, Value]
     shares: Shares | None = None
@@ -190,7 +187,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if shares is None and not isinstance(depth, int):
         return None
     if isinstance(depth, int) and depth * LEVELS * LEVELS >= 1 << 31:
-        return None
+        return None  # shares of an open number add up to one
     product = Batched(
         sources=(left.source, right.source),
         shares=shares,
@@ -248,7 +245,7 @@ def _fits(term: relax.Expr, shape: tuple[Extent, ...]) -> bool:
 def softmax(graph: Graph, call: relax.Call) -> Value | None:
     """Defer the softmax of a product's rows with it, where a row block of scores is small."""
     deferred = deferred_result(graph, call.args[0])
-    if not isinstance(deferred, Batched) or deferred.softmax or deferred.clip != Clip():
+    if not isinstance(deferred, Batched) or deferred.softmax or deferred.shares or deferred.clip != Clip():
         return None
     if int(call.attrs.axis) % len(deferred.shape) != len(deferred.shape) - 1:
         return None
