@@ -103,19 +103,18 @@ class Operand:
 def pack(right: te.Tensor, operand: Operand, groups: Any, width: int, k_inner: int) -> te.Tensor:
     """Describe uint8 (batches..., steps, columns) as int8 (batches..., panels, ``groups`` of steps, width, k_inner).
 
-    What fills the last panel is zero where the number of columns is known, and repeats the last one elsewhere; groups
-    repeat the last step, for which the left operand has its zero.
+    What fills the last panel is zero; the last group repeats the last step, for which the left operand has its zero.
     """
     steps, columns, zero = operand.rows, operand.columns, tirx.const(0, "int8")
-    is_open, is_full = not isinstance(columns, int), isinstance(steps, int) and steps == groups * k_inner
+    is_whole = isinstance(steps, int) and steps == groups * k_inner
 
     def element(*at: Any) -> Any:
         *batch, panel, group, column, byte = at
         k, n = group * k_inner + byte, panel * width + column
-        k, inside = k if is_full else tirx.min(k, steps - 1), tirx.min(n, columns - 1) if is_open else n
-        value = operand.place.read(right, *batch, k, inside) ^ tirx.const(SIGN_BIT, "uint8")
-        value = tirx.reinterpret("int8", value)
-        return value if is_open or columns % width == 0 else tirx.if_then_else(n < columns, value, zero)
+        value = operand.place.read(right, *batch, k if is_whole else tirx.min(k, steps - 1), n)
+        value = tirx.reinterpret("int8", value ^ tirx.const(SIGN_BIT, "uint8"))
+        is_full = isinstance(columns, int) and columns % width == 0
+        return value if is_full else tirx.if_then_else(n < columns, value, zero)
 
     shape = (*operand.batches, quotient_of(columns, width), groups, width, k_inner)
     return te.compute(shape, element, name="pack", attrs={primitives.FAMILY: PACK})
@@ -356,7 +355,7 @@ def hold_rows(sch: Schedule, sums: SBlockRV, chain: Sequence[SBlockRV], machine:
     """Compute ``chain`` as soon as a block of rows has what it reads, the first of them by panel; return its loop."""
     source = next(block for block in primitives.blocks(sch) if sch.get(block).name_hint == "source")
     *batches, block, row, panel, column, k_outer, k_inner = sch.get_loops(sums)
-    work = primitives.product(size or primitives.UNKNOWN for size in primitives.extents(sch, sums))
+    work = primitives.work_of(primitives.extents(sch, sums))
     vector, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(*batches, block, panel, k_outer, row, vector, lane, k_inner)
     if primitives.extent(sch, block) is not None or not batches:
@@ -397,7 +396,7 @@ def schedule_pack(sch: Schedule, machine: Machine) -> None:
     """Move the bytes of a group together where they lie so, and else leave it to LLVM to take rows in turns."""
     pack = primitives.find(sch, PACK)
     *outer, _, byte = sch.get_loops(pack)
-    work = primitives.product(primitives.extents(sch, pack))
+    work = primitives.work_of(primitives.extents(sch, pack))
     axis = sch.get(pack).iter_vars[-1].var
     if rewriting.reads(sch.get(pack).reads[0].region[-1].min, axis):
         sch.vectorize(byte)
