@@ -15,7 +15,7 @@ from forge_pipeline.codegen.float32.conv.convolution_pairs import pair_convoluti
 from forge_pipeline.codegen.float32.conv.grouped_products import grouped_products
 from forge_pipeline.codegen.float32.conv.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
-from forge_pipeline.codegen.int8.ops import attention_kernel
+from forge_pipeline.codegen.int8.ops import attention_kernel, panels
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
 from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
 from forge_pipeline.codegen.layout.bounds import bounds
@@ -53,8 +53,8 @@ CLOSED = (
     attention_kernel.NAME,
     attention_kernel.SOFTMAX,
     attention_kernel.ATTENTION,
-    attention_kernel.PACK,
-    attention_kernel.SUMS,
+    panels.PACK,
+    panels.SUMS,
     nearest.NAME,
     nearest.SPREAD,
     pad.NAME,

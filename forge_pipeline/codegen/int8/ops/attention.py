@@ -16,7 +16,8 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.int8.isa.dot_product import DotProduct, products
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.ops import attention_kernel
-from forge_pipeline.codegen.int8.ops.attention_kernel import ATTENTION, CHAIN, BatchedProduct, Operand
+from forge_pipeline.codegen.int8.ops.attention_kernel import ATTENTION, CHAIN, BatchedProduct
+from forge_pipeline.codegen.int8.ops.panels import Operand
 from forge_pipeline.codegen.int8.requantize import to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine
 from forge_pipeline.codegen.tir import primitives

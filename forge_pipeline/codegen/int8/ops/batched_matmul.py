@@ -14,9 +14,10 @@ from tvm import relax
 from forge_pipeline.codegen.float32.products.attention import PANEL_VECTORS, fill
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import dot_product, has_dot_product
-from forge_pipeline.codegen.int8.ops import attention, attention_kernel
-from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Operand, Step
+from forge_pipeline.codegen.int8.ops import attention, attention_kernel, panels
+from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Step
 from forge_pipeline.codegen.int8.ops.matmul import VECTORS, choose_tile
+from forge_pipeline.codegen.int8.ops.panels import Operand
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
 from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
@@ -93,7 +94,7 @@ def _operands(graph: Graph, made: Batched, vectors: int) -> _Operands:
     packed, terms = _packed(graph, made, vectors, -(-made.depth // dot_product(graph.machine).k_inner))
     if zeros[1]:
         terms["row"] = graph.kernel(
-            attention_kernel.row_terms, left, name="rows_u8", operand=operand, zeros=(made.zeros[0], zeros[1])
+            panels.row_terms, left, name="rows_u8", operand=operand, zeros=(made.zeros[0], zeros[1])
         )
     others = _others(graph, made, vectors * graph.machine.lanes)
     return _Operands(product=product, left=left, operand=operand, packed=packed, terms=terms, others=others)
@@ -117,12 +118,12 @@ def _packed(graph: Graph, made: Batched, vectors: int, groups: Any) -> tuple[rel
     dot, zero = dot_product(graph.machine), _zeros(graph.machine, made)[0]
     right, operand = _operand(graph, made.sources[1], made.batches, made.depth, made.shape[-1])
     packed = graph.kernel(
-        attention_kernel.pack, right, name="pack_u8", operand=operand, groups=groups,
+        panels.pack, right, name="pack_u8", operand=operand, groups=groups,
         width=vectors * graph.machine.lanes, k_inner=dot.k_inner,
     )  # fmt: skip
     if not zero or dot.widens:
         return packed, {}
-    return packed, {"column": graph.kernel(attention_kernel.column_terms, packed, name="columns_s8", zero=zero)}
+    return packed, {"column": graph.kernel(panels.column_terms, packed, name="columns_s8", zero=zero)}
 
 
 def _others(graph: Graph, made: Batched, width: int) -> list[relax.Expr]:
@@ -156,8 +157,8 @@ def _attend(graph: Graph, shares: Shares, made: Batched, affine: Affine | None) 
     columns = -(-made.shape[-1] // machine.lanes)
     vectors = max(count for count in range(1, VECTORS + 1) if count == 1 or dot.fits(machine, mr, count))
     width = min(columns, vectors) * machine.lanes
-    panels = attention_kernel.quotient_of(shares.product.shape[-1], nr * machine.lanes)
-    values, terms = _packed(graph, made, width // machine.lanes, panels * (nr * machine.lanes // dot.k_inner))
+    count = panels.quotient_of(shares.product.shape[-1], nr * machine.lanes)
+    values, terms = _packed(graph, made, width // machine.lanes, count * (nr * machine.lanes // dot.k_inner))
     others = _others(graph, made, width)
     second = attention.Second(
         product=_bare(made), shares=shares.affine, zero=_zeros(machine, made)[1], affine=affine, names=list(terms),

@@ -10,8 +10,9 @@ import pytest
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.int8.isa.dot_product import SIGN_BIT
 from forge_pipeline.codegen.int8.isa.table import INSTRUCTION_SETS
-from forge_pipeline.codegen.int8.ops.attention_kernel import Operand, by_row_blocks, column_terms, crop, pack, row_terms
+from forge_pipeline.codegen.int8.ops.attention_kernel import by_row_blocks, crop
 from forge_pipeline.codegen.int8.ops.batched_matmul import Batched
+from forge_pipeline.codegen.int8.ops.panels import Operand, column_terms, pack, row_terms
 from forge_pipeline.codegen.layout.builder import Value
 from forge_pipeline.codegen.layout.rearranged import Rearranged
 from forge_pipeline.codegen.lowering import lower
