@@ -47,7 +47,7 @@ def rearranged(graph: Graph, plain: relax.Expr, shape: Sequence[Any]) -> tuple[r
     for axis, extent in zip(axes, shape, strict=True):
         analyzer.bind(axis, Range(0, extent))
     place = _reshaped(list(axes), shape, shape_of(plain), analyzer)
-    if place is None:
+    if place is None or not _is_known(place, axes):
         plain = graph.emit(relax.op.reshape(plain, shape))
         return plain, Rearranged(axes=axes, place=axes)
     found = plain, Rearranged(axes=axes, place=tuple(place))
@@ -59,7 +59,7 @@ def rearranged(graph: Graph, plain: relax.Expr, shape: Sequence[Any]) -> tuple[r
             place = [place[order.index(axis)] for axis in range(len(order))]
         else:
             place = _reshaped(place, shape_of(call), shape_of(plain), analyzer)
-        if place is not None and not any(_divides(part) for part in place):
+        if place is not None and _is_known(place, axes) and not any(map(_divides, place)):
             found = plain, Rearranged(axes=axes, place=tuple(place))
     return found
 
@@ -114,6 +114,12 @@ def _within(place: Sequence[Any], mine: Sequence[Any], its: Sequence[Any], analy
 
 def _same(one: Any, other: Any, analyzer: Analyzer) -> bool:
     return one == other if isinstance(one, int) and isinstance(other, int) else analyzer.can_prove_equal(one, other)
+
+
+def _is_known(place: Sequence[Any], axes: Sequence[Any]) -> bool:
+    """Return whether places take nothing but axes: a kernel knows no extent that no tensor of it has."""
+    found = (variable for part in place for variable in rewriting.variables(part))
+    return all(any(variable.same_as(axis) for axis in axes) for variable in found)
 
 
 def _divides(place: Any) -> bool:

@@ -7,7 +7,7 @@ the stack, with the sums of its rows where the values have a zero point.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import te, tirx
@@ -41,13 +41,16 @@ class Second:
 
 
 def attend(
-    left: te.Tensor, keys: te.Tensor, values: te.Tensor, *terms: te.Tensor, product: BatchedProduct, operand: Operand,
-    second: Second, names: Sequence[str], mr: int, dot: DotProduct, machine: Machine,
+    columns: Any, left: te.Tensor, keys: te.Tensor, values: te.Tensor, *terms: te.Tensor, product: BatchedProduct,
+    operand: Operand, second: Second, names: Sequence[str], mr: int, dot: DotProduct, machine: Machine,
 ) -> te.Tensor:  # fmt: skip
     """Describe the shares of rows times packed keys, times packed values, in tiles for ``attention_kernel.crop``.
 
+    ``columns`` is how many there are, in a list where that is open, as nothing else that is read or written tells it.
     ``terms`` are those of the first product's sums, by ``names``, and of the scores; then those of the second product.
     """
+    known = columns if isinstance(columns, int) else columns[0]
+    product = replace(product, shape=(*product.shape[:-1], known))
     count = len(terms) - len(second.names) - second.others
     first, its = terms[:count], dict(zip(second.names, terms[count:], strict=False))
     of_names = dict(zip(names, first, strict=False))

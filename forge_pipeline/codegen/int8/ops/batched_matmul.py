@@ -157,7 +157,9 @@ def _attend(graph: Graph, shares: Shares, made: Batched, affine: Affine | None) 
     columns = -(-made.shape[-1] // machine.lanes)
     vectors = max(count for count in range(1, VECTORS + 1) if count == 1 or dot.fits(machine, mr, count))
     width = min(columns, vectors) * machine.lanes
-    count = panels.quotient_of(shares.product.shape[-1], nr * machine.lanes)
+    steps = shares.product.shape[-1]
+    count = panels.quotient_of(steps, nr * machine.lanes)
+    made = replace(made, depth=steps)  # by one name for it
     values, terms = _packed(graph, made, width // machine.lanes, count * (nr * machine.lanes // dot.k_inner))
     others = _others(graph, made, width)
     second = attention.Second(
@@ -165,7 +167,8 @@ def _attend(graph: Graph, shares: Shares, made: Batched, affine: Affine | None) 
         others=len(others),
     )  # fmt: skip
     tiles = graph.kernel(
-        attention.attend, first.left, first.packed, values, *first.terms.values(), *first.others,
+        attention.attend, steps if isinstance(steps, int) else relax.ShapeExpr([steps]), first.left, first.packed,
+        values, *first.terms.values(), *first.others,
         *terms.values(), *others, name="attention_u8", product=first.product, operand=first.operand, second=second,
         names=list(first.terms), mr=mr, dot=dot, machine=machine,
     )  # fmt: skip

@@ -69,25 +69,29 @@ def test_other_instructions_multiply_activations_alike(tag: str) -> None:
 
 
 def attention(
-    net: Net, heads: int, *, mask: bool = False, empty: int | None = None, computed: bool = False
+    net: Net, heads: int, *, mask: bool = False, empty: int | None = None, computed: bool = False, every: int = 1
 ) -> tuple[str, str]:
     """Return the scores after the softmax, and what they mix: self-attention, (1, rows, heads * depth) in and out.
 
     ``empty``: a row whose mask leaves nothing, as exporters write it; there, a tensor is added to what is mixed, too.
-    ``computed``: a mask for each sample, by its columns.
+    ``computed``: a mask for each sample, by its columns. ``every``: which rows are keys and values.
     """
     _, rows, width = net.shape
     shape = net.tensor(np.array([0, 0, heads, width // heads]))
     sides = []
-    for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]):
+    read = "x"
+    if every > 1:
+        bounds = [net.tensor(np.array([bound])) for bound in (0, 1 << 40, 1, every)]
+        read = net.node("Slice", "x", *bounds)
+    for number, perm in enumerate(([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])):
         weight = net.weight((width, width), np.float32(1 / 512), axis=1)
-        part = net.pair(net.node("MatMul", net.pair("x", (1 / 32, 120)), weight), (1 / 16, 117))
+        part = net.pair(net.node("MatMul", net.pair(read if number else "x", (1 / 32, 120)), weight), (1 / 16, 117))
         sides.append(net.node("Transpose", net.node("Reshape", part, shape), perm=perm))
     scores = net.node("Div", net.node("MatMul", *sides[:2]), net.tensor(np.float32(4)))
     if mask:
         scores = net.node("Add", scores, net.tensor(np.where(np.arange(rows) < rows - 3, 0, -1e4).astype(np.float32)))
     if computed:
-        each = net.node("ReduceMean", "x", axes=[2], keepdims=1)
+        each = net.node("ReduceMean", read, axes=[2], keepdims=1)
         turned = net.node("Transpose", net.node("Mul", each, net.tensor(np.float32(8))), perm=[0, 2, 1])
         scores = net.node("Add", scores, net.node("Unsqueeze", turned, net.tensor(np.array([1]))))
     if empty is not None:
@@ -146,10 +150,11 @@ def test_shares_that_nobody_else_reads_are_multiplied_where_they_are_made(
         assert not found[0, empty].any()
 
 
-@pytest.mark.parametrize("tag", [HERE, *(tag for tag in (PLAIN,) if tag != HERE)])
-def test_attention_of_any_batch_and_length_is_one_kernel(tag: str) -> None:
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("tag", list(dict.fromkeys([HERE, PLAIN])))
+def test_attention_of_any_batch_and_length_is_one_kernel(tag: str, every: int) -> None:
     net = Net(1, 32, 40)
-    model = unsized(net.finish(attention(net, 2, computed=True)[1]), 0, 1)
+    model = unsized(net.finish(attention(net, 2, computed=True, every=every)[1]), 0, 1)
     kernels = kernels_of(model, tag)
     assert any("attention_u8" in kernel for kernel in kernels)
     assert not any("softmax" in kernel or "matmul" in kernel for kernel in kernels)
