@@ -285,6 +285,17 @@ def dtype_of(expression: relax.Expr) -> str:
     return str(expression.ty.dtype)
 
 
+def same_shape(one: tuple[Extent, ...], other: tuple[Extent, ...]) -> bool:
+    """Return whether extents, known or open, are the same by their names."""
+    return len(one) == len(other) and all(str(mine) == str(its) for mine, its in zip(one, other, strict=True))
+
+
+def is_spread(own: tuple[Extent, ...], shape: tuple[Extent, ...]) -> bool:
+    """Return whether a tensor of as many axes is broadcast over ``shape``, or has it."""
+    axes = zip(own, shape, strict=False)
+    return len(own) == len(shape) and all(one == 1 or same_shape((one,), (other,)) for one, other in axes)
+
+
 def has_known_shape(expression: relax.Expr, *, rank: int | None = None, symbolic_axes: Sequence[int] = (0,)) -> bool:
     """Return whether ``expression`` is a tensor of floats that kernels compute in, whose extents are ints.
 

@@ -9,7 +9,7 @@ from tvm import relax
 
 from forge_pipeline.codegen.float32 import softmax
 from forge_pipeline.codegen.float32.products import amx_attention, attention, matmul
-from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.layout.builder import Graph, Value, has_known_shape, is_spread, same_shape, shape_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     few = isinstance(rows, int) and rows < attention.FEW
     if is_known or few or (isinstance(columns, int) and columns <= attention.PANEL_VECTORS * graph.machine.lanes):
         return None
-    if len(shape_of(left)) < 3 or not _same(shape_of(left)[:-2], shape_of(right)[:-2]):
+    if len(shape_of(left)) < 3 or not same_shape(shape_of(left)[:-2], shape_of(right)[:-2]):
         return None
     return Value(deferred=Scores(product=call))
 
@@ -81,8 +81,7 @@ def change(graph: Graph, call: relax.Call) -> Value | None:
             return scores.and_then(call, index, steps=(*scores.steps, (call.op.name, number)))
         if not has_known_shape(other, symbolic_axes=range(8)) or isinstance(value.deferred, Scores):
             return None
-        own, its = shape_of(argument), shape_of(other)
-        if len(its) != len(own) or not all(it == 1 or _same((it,), (mine,)) for mine, it in zip(own, its, strict=True)):
+        if not is_spread(shape_of(other), shape_of(argument)):
             return None
         return scores.and_then(call, index, steps=(*scores.steps, (call.op.name, None)), terms=(*scores.terms, value))
     return None
@@ -115,7 +114,7 @@ def _attend(graph: Graph, shares: Scores, right: relax.Expr) -> Value | None:
     query, keys = shares.product.args
     (rows, depth), width = shape_of(query)[-2:], shape_of(right)[-1]
     lanes = graph.machine.lanes
-    if not isinstance(width, int) or width == 1 or not _same(shape_of(query)[:-2], shape_of(right)[:-2]):
+    if not isinstance(width, int) or width == 1 or not same_shape(shape_of(query)[:-2], shape_of(right)[:-2]):
         return None
     machine, asked = graph.machine, graph.look(query)
     in_tiles = amx_attention.is_worth(machine, rows, depth, shape_of(keys)[-1])
@@ -147,7 +146,3 @@ def _filled(graph: Graph, term: relax.Expr, width: int) -> relax.Expr:
     if isinstance(columns, int) and (columns == 1 or columns % width == 0):
         return term
     return graph.kernel(attention.fill, term, name="fill", width=width)
-
-
-def _same(one: tuple[Extent, ...], other: tuple[Extent, ...]) -> bool:
-    return len(one) == len(other) and all(str(mine) == str(its) for mine, its in zip(one, other, strict=True))

@@ -5,8 +5,8 @@ The right operand is in panels, and what zero points add to the sums is in tenso
 A softmax behind it is computed on a block of rows as soon as their sums are there: no scores are ever in memory but
 those of the block. Where nobody else reads its shares, the block is multiplied by the values at once (``attention``).
 
-Extents may be open but for the steps. The last block repeats the last row, as in ``float32.products.attention``, and
-columns that fill the last panel have a share of zero.
+Extents may be open but for the steps of a product that does not take shares. The last block repeats the last row, as in
+``float32.products.attention``, and columns that fill the last panel have a share of zero.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BatchedProduct:
 
     zeros: tuple[int, int]
     scale: float
-    depth: int
+    depth: Extent
     shape: tuple[Extent, ...]
     steps: tuple[Step, ...] = ()
     softmax: bool = False

@@ -19,7 +19,7 @@ from forge_pipeline.codegen.int8.ops.attention_kernel import BatchedProduct, Ste
 from forge_pipeline.codegen.int8.ops.matmul import VECTORS, choose_tile
 from forge_pipeline.codegen.int8.ops.panels import Operand
 from forge_pipeline.codegen.layout.affine import LEVELS, Affine, Clip
-from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, shape_of
+from forge_pipeline.codegen.layout.builder import Extent, Graph, Value, has_known_shape, is_spread, same_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import DeferredKernel, Dequantized, deferred_result
 from forge_pipeline.codegen.layout.rearranged import rearranged
 from forge_pipeline.codegen.tir.machine import Machine
@@ -183,7 +183,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if not all(has_known_shape(argument, symbolic_axes=range(8)) for argument in call.args):
         return None
     shapes = [shape_of(argument) for argument in call.args]
-    if len(shapes[0]) < 2 or not _same(shapes[0][:-2], shapes[1][:-2]) or 0 in (*shapes[0], *shapes[1]):
+    if len(shapes[0]) < 2 or not same_shape(shapes[0][:-2], shapes[1][:-2]) or 0 in (*shapes[0], *shapes[1]):
         return None
     depth, shares = shapes[0][-1], shares_of(graph, call.args[0])
     if not isinstance(shapes[1][-1], int):
@@ -201,10 +201,6 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
         shape=shape_of(call),
     )
     return Value(deferred=product)
-
-
-def _same(one: tuple[Extent, ...], other: tuple[Extent, ...]) -> bool:
-    return len(one) == len(other) and all(str(mine) == str(its) for mine, its in zip(one, other, strict=True))
 
 
 def shares_of(graph: Graph, left: relax.Expr) -> Shares | None:
@@ -240,10 +236,7 @@ def _fits(term: relax.Expr, shape: tuple[Extent, ...]) -> bool:
     if not has_known_shape(term, symbolic_axes=range(8)):
         return False
     own = shape_of(term)
-    own = (1,) * (len(shape) - len(own)) + own
-    return len(own) == len(shape) and all(
-        one == 1 or _same((one,), (other,)) for one, other in zip(own, shape, strict=True)
-    )
+    return is_spread((1,) * (len(shape) - len(own)) + own, shape)
 
 
 def softmax(graph: Graph, call: relax.Call) -> Value | None:
