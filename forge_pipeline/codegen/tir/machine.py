@@ -34,6 +34,15 @@ WEIGHT_COST = 0.15
 WAYS = 16
 """Places of a line in the second cache of Sapphire Rapids; others have 8 to 16."""
 
+LINE, PAGE = 64, 4096
+"""Bytes of a line, and of a page: on x86 the lines of a page have sets of their own, so that a way is as large."""
+
+ARM_WAYS = 4
+"""Places of a line in the first cache of most of ARM's cores; where there are two (A72), a way is twice as large."""
+
+CONFLICT_COST = 2
+"""Cycles that a step loses for each row which finds no place in the first cache beside the others (Zen 4)."""
+
 STREAMED_BYTES = 4
 """Bytes per cycle that a core reads from behind its second cache, in order, while it computes."""
 
@@ -131,6 +140,17 @@ class Machine:
         """
         return self.l2 * min(size, step := math.gcd(apart, self.l2 // WAYS)) // step
 
+    def conflict_cycles(self, rows: int, apart: int) -> float:
+        """Return the cycles that a step loses of which each of ``rows`` reads a number, ``apart`` bytes from the next.
+
+        A line has few places in the first cache, those of its address modulo a way. Rows of 1024 floats share one set:
+        sixteen of them, in turn, lose each other's lines, and a tile takes twice its time. 0 where that is not known.
+        """
+        if not apart:
+            return 0.0
+        way = self.l1 // ARM_WAYS if self.has_fma_by_element else PAGE
+        return CONFLICT_COST * max(0, rows - self.l1 // max(LINE, math.gcd(apart, way)))
+
     def fits(self, pixels: int, vectors: int) -> bool:
         """Whether sums, weights, activations and (where multiply and add are two) a product find room in registers."""
         activations = pixels if self.has_fma_by_element else 1
@@ -167,12 +187,12 @@ class Tile:
 
 @cache
 def choose_tile(
-    machine: Machine, *, pixels: int, vectors: int, steps: int, max_nr: int = 4, even: bool = False
+    machine: Machine, *, pixels: int, vectors: int, steps: int, max_nr: int = 4, even: bool = False, apart: int = 0
 ) -> Tile:
     """Return the tile with the fewest cycles for ``pixels`` by ``vectors`` results of ``steps`` multiply-adds each.
 
     ``vectors`` per tile divides ``vectors``; ``pixels`` need not divide: what is left over becomes a smaller tile.
-    Equal costs are decided for the larger tile. ``even`` allows no tail.
+    Equal costs are decided for the larger tile. ``even`` allows no tail; ``apart``: bytes from one pixel to the next.
     """
     best: tuple[float, Tile] | None = None
     ideal = machine.fma_cycles(pixels * vectors * steps)
@@ -183,9 +203,10 @@ def choose_tile(
             whole, tail = divmod(pixels, mr)
             if even and tail:
                 continue
-            cycles = whole * machine.step_cycles(mr, nr)
+            step = machine.step_cycles(mr, nr) + machine.conflict_cycles(mr, apart)
+            cycles = whole * step
             if tail:
-                cycles += machine.step_cycles(tail, nr) + TAIL_PENALTY * whole * machine.step_cycles(mr, nr)
+                cycles += machine.step_cycles(tail, nr) + TAIL_PENALTY * whole * step
             overhead = LATENCY * (whole + bool(tail)) + STORE_CYCLES * pixels * nr
             total = (cycles * steps + overhead) * (vectors // nr)
             if best is None or total <= best[0]:

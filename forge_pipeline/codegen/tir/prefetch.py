@@ -205,10 +205,14 @@ def _panel(tiles: tirx.For, around: Any, weights: set[Any]) -> _Panel | None:
     for realize in rewriting.realizes(tiles.body):
         values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
         steps = _steps(realize, inside)
-        for load in _loads(realize.block.body):
-            if load.source in weights and steps:
-                indices = [rewriting.substitute(at, values.get) for at in load.indices]
-                read = _Read(buffer=load.source, indices=indices, loops=loops)
+        for buffer, indices, width in _reads(realize.block):
+            if buffer in weights and steps:
+                read = _Read(
+                    buffer=buffer,
+                    indices=[rewriting.substitute(at, values.get) for at in indices],
+                    loops=loops,
+                    width=width,
+                )
                 panel = read.panel(tiles, around, inside, steps)
                 if panel is not None:
                     return panel
@@ -226,19 +230,30 @@ def _steps(realize: SBlockRealize, inside: Sequence[tirx.For]) -> list[tirx.For]
     return sorted(found, key=lambda loop: -len(rewriting.loops(loop.body)))
 
 
-def _loads(body: Any) -> list[TensorLoad]:
-    found: list[TensorLoad] = []
-    tvm_ffi.structural_walk(body, [(TensorLoad, found.append)])
+def _reads(block: Any) -> list[tuple[Any, Sequence[Any], int | None]]:
+    """Return what a block reads, where, and how many elements side by side where an instruction reads them at once."""
+    loads: list[TensorLoad] = []
+    tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append)])
+    found: list[tuple[Any, Sequence[Any], int | None]] = [(load.source, load.indices, None) for load in loads]
+    for matched in block.match_buffers:
+        extents = [part.extent for part in matched.source.region]
+        if all(isinstance(extent, tirx.IntImm) for extent in extents):
+            width = primitives.product(map(int, extents))
+            found.append((matched.source.source, [part.min for part in matched.source.region], width))
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """What a block in a tile reads: where, by the variables of the ``loops`` in the tile and of the two around it."""
+    """What a block in a tile reads: where, by the variables of the ``loops`` in the tile and of the two around it.
+
+    ``width``: elements that are read at once; None where a loop over lanes says that.
+    """
 
     buffer: Any
     indices: Sequence[Any]
     loops: frozenset[Any]
+    width: int | None = None
 
     def panel(
         self, tiles: tirx.For, around: Any, inside: Sequence[tirx.For], steps: Sequence[tirx.For]
@@ -252,9 +267,9 @@ class _Read:
         lanes = [loop for loop, by in moves if loop.kind == tirx.ForKind.VECTORIZED and by == 1]
         known = {loop.loop_var for loop in (*lanes, *steps)}
         vectors = [(int(loop.extent), by) for loop, by in moves if by != 0 and loop.loop_var not in known]
-        if len(lanes) != 1 or len(vectors) > 1:
+        if len(lanes) != (self.width is None) or len(vectors) > 1:
             return None
-        width, (count, apart) = int(lanes[0].extent), vectors[0] if vectors else (1, 0)
+        width, (count, apart) = self.width or int(lanes[0].extent), vectors[0] if vectors else (1, 0)
         step, number = width * count if apart == width else width, 1
         for loop in reversed(steps):
             if self.moved_by(loop.loop_var) != step * number:

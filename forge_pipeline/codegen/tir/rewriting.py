@@ -71,11 +71,21 @@ def at_zero(expression: Any, variables: Sequence[Any]) -> Any:
 
 
 def clone(body: Any, buffers: Sequence[Any] = ()) -> Any:
-    """Return ``body`` with loop variables and names of its own, and new buffers for ``buffers``."""
+    """Return ``body`` with loop variables and names of its own, and new buffers for ``buffers``.
+
+    What an instruction sees of a buffer is new as well: it has a name for where that begins.
+    """
     fresh: dict[Any, Any] = {
         buffer: tirx.decl_buffer(buffer.ty.shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
         for buffer in buffers
     }
+    for realize in realizes(body):
+        for seen in (matched.buffer for matched in realize.block.match_buffers):
+            if isinstance(seen.elem_offset, tirx.Var):
+                fresh[seen] = tirx.decl_buffer(
+                    seen.shape, str(seen.dtype), seen.name, strides=seen.strides, scope=seen.scope(),
+                    data_alignment=seen.data_alignment, offset_factor=seen.offset_factor,
+                )  # fmt: skip
 
     def rename(variable: Any) -> None:
         fresh[variable] = tirx.Var(variable.name, variable.ty.dtype)

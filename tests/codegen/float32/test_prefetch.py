@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +11,7 @@ import onnx
 import pytest
 import tvm_ffi
 from onnx import helper
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.ir import Call, TensorLoad
 from tvm.sym.analyzer import Analyzer
 
@@ -25,11 +26,38 @@ from tests.support.tiled import TILED, Shape, assert_same, compiled, kernels_of,
 LINE = 16
 """Float32 values in a line of the cache."""
 
+BYTES = 64
+"""Bytes in one."""
+
 
 def dense(rows: Shape, steps: int, columns: int) -> onnx.ModelProto:
     weights = {"w": np.random.default_rng(1).standard_normal((steps, columns)).astype(np.float32)}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Erf", ["p"], ["y"])]
     return model(nodes, {"x": (*rows, steps)}, weights)
+
+
+def dense_of_bytes(rows: int, steps: int, columns: int) -> onnx.ModelProto:
+    weight = np.random.default_rng(1).integers(-127, 128, (steps, columns)).astype(np.int8)
+    scales = {"w": weight, "s": np.float32(0.02), "t": np.full(columns, 0.01, np.float32), "z": np.uint8(128)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "t"], ["f"], axis=1),
+        helper.make_node("MatMul", ["d", "f"], ["y"]),
+    ]
+    return model(nodes, {"x": (rows, steps)}, scales)
+
+
+def convolution_of_bytes(size: int, channels: int) -> onnx.ModelProto:
+    weight = np.random.default_rng(1).integers(-127, 128, (channels, channels, 3, 3)).astype(np.int8)
+    scales = {"w": weight, "s": np.float32(0.02), "t": np.full(channels, 0.01, np.float32), "z": np.uint8(128)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "t"], ["f"], axis=0),
+        helper.make_node("Conv", ["d", "f"], ["y"], strides=[2, 2], pads=[1, 1, 1, 1]),
+    ]
+    return model(nodes, {"x": (1, channels, size, size)}, scales)
 
 
 def convolution(size: int, kernel: int, channels: int = 32) -> onnx.ModelProto:
@@ -40,7 +68,7 @@ def convolution(size: int, kernel: int, channels: int = 32) -> onnx.ModelProto:
 
 
 def kernels(source: onnx.ModelProto, tag: str) -> list[tirx.PrimFunc]:
-    module = lower(import_model(prepare(source)), Target.from_tag(tag), TILED).module
+    module = lower(import_model(prepare(source)), replace(Target.from_tag(tag), cores=2), TILED).module
     return [function for _, function in module.functions_items() if isinstance(function, tirx.PrimFunc)]
 
 
@@ -57,23 +85,41 @@ def offset(buffer: Any, indices: Any) -> Any:
     return flat
 
 
-def lines(flat: Any, loops: list[tirx.For], around: tirx.For, turn: int) -> set[int]:
+def lines(flat: Any, loops: list[tirx.For], around: tirx.For, turn: int, line: int) -> set[int]:
     """Return the lines that ``flat`` names in all turns of ``loops``, in one turn of the loop around them."""
     used = [loop for loop in loops if rewriting.reads(flat, loop.loop_var)]
     seen = set()
     for values in product(*(range(int(loop.extent)) for loop in used)):
         places = dict(zip((loop.loop_var for loop in used), values, strict=True)) | {around.loop_var: turn}
         at = rewriting.substitute(flat, lambda variable, places=places: places.get(variable, 0))
-        seen.add(int(Analyzer().simplify(at)) // LINE)
+        seen.add(int(Analyzer().simplify(at)) // line)
     return seen
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("tag", ["x86-64/v4", "x86-64/v3"])
+@pytest.mark.parametrize("tag", ["intel/cascade-lake", "x86-64/v4", "x86-64/v3"])
 @pytest.mark.parametrize(
     "source",
-    [dense((1, 20), 40, 160), dense((1, 6), 24, 160), convolution(7, 1), convolution(28, 1), convolution(14, 3)],
-    ids=["rows", "few rows", "few pixels", "pixels", "winograd"],
+    [
+        dense((1, 20), 40, 160),
+        dense((1, 6), 24, 160),
+        convolution(7, 1),
+        convolution(28, 1),
+        convolution(14, 3),
+        dense_of_bytes(96, 64, 640),
+        dense_of_bytes(97, 64, 640),
+        convolution_of_bytes(14, 128),
+    ],
+    ids=[
+        "rows",
+        "few rows",
+        "few pixels",
+        "pixels",
+        "winograd",
+        "bytes",
+        "bytes and a smaller tile",
+        "pixels of bytes",
+    ],
 )
 def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag: str) -> None:
     checked = 0
@@ -90,8 +136,19 @@ def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag:
         for call in asked:
             (load,) = found(call, TensorLoad)
             buffer, asks = load.source, [*asks, offset(load.source, load.indices)]
-        (read,) = (load for load in found(update.block.body, TensorLoad) if load.source.same_as(buffer))
-        reads = rewriting.substitute(offset(buffer, read.indices), values.get)
+        (at,) = {  # an instruction reads a run of weights, which begins on a line
+            str(indices): indices
+            for indices in (
+                *(load.indices for load in found(update.block.body, TensorLoad) if load.source.same_as(buffer)),
+                *(
+                    [part.min for part in matched.source.region]
+                    for matched in update.block.match_buffers
+                    if matched.source.source.same_as(buffer)
+                ),
+            )
+        }.values()
+        reads = rewriting.substitute(offset(buffer, at), values.get)
+        line = BYTES * 8 // DataType(str(buffer.ty.dtype)).bits
         (tiles,) = (  # what is read is the same in each turn, what is asked for is not
             loop
             for loop in loops
@@ -103,9 +160,9 @@ def test_tiles_ask_for_all_lines_of_the_next_panel(source: onnx.ModelProto, tag:
             if any(inner.loop_var.same_as(tiles.loop_var) for inner in rewriting.loops(loop.body))
         )
         inside = rewriting.loops(around.body)
-        have = set().union(*(lines(flat, inside, around, 0) for flat in asks))
-        assert have >= lines(reads, inside, around, 1)
-        assert len(have) <= len(lines(reads, inside, around, 1)) + 1
+        have = set().union(*(lines(flat, inside, around, 0, line) for flat in asks))
+        assert have >= lines(reads, inside, around, 1, line)
+        assert len(have) <= len(lines(reads, inside, around, 1, line)) + 1
         checked += 1
     assert checked
 

@@ -12,7 +12,7 @@ from tvm.s_tir import Schedule
 
 from forge_pipeline.codegen.amx import bfloat16 as bfloat16_amx
 from forge_pipeline.codegen.float32.products import open_matmul, row_matmul
-from forge_pipeline.codegen.float32.products.open_matmul import PANEL, SERIAL_WORK
+from forge_pipeline.codegen.float32.products.open_matmul import APART, PANEL, SERIAL_WORK, row_bytes
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
 from forge_pipeline.codegen.tir.broadcasting import broadcast, places
@@ -117,7 +117,7 @@ def panel_width(machine: Machine, rows: Sequence[Any], steps: int, columns: int)
         return min(VECTOR_PANEL, -(-columns // machine.lanes)) * machine.lanes
     known = together or rows[-1]
     count = known if isinstance(known, int) else None
-    return open_matmul.panel_vectors(machine, steps, columns, count) * machine.lanes
+    return open_matmul.panel_vectors(machine, steps, columns, count, machine.item * steps) * machine.lanes
 
 
 def cuts(machine: Machine, rows: Sequence[Any], steps: int) -> list[tuple[int, int]]:
@@ -165,7 +165,7 @@ def multiply_panels(
         return te.sum(bfloat16_pairs.dot(value, weight) if is_paired else value * weight, axis=[step])
 
     rows = left.shape[:-1]
-    attributes = {primitives.FAMILY: family, PANEL: width}
+    attributes = {primitives.FAMILY: family, PANEL: width, APART: row_bytes(left)}
     if len(rows) > 1 and family == open_matmul.NAME:
         attributes[ANY_ORDER] = len(rows) - 2
     product = te.compute((*rows, count * width), element, name="product", attrs=attributes)
@@ -194,7 +194,8 @@ def multiply_batched(left: te.Tensor, right: te.Tensor, family: str = NAME, pack
         return te.sum(left(*a, row, step) * right(*b, step, column), axis=[step])
 
     shape = (*leading, left.shape[-2], right.shape[-1])
-    return te.compute(shape, element, name="product", attrs={primitives.FAMILY: family, PANEL: 0})
+    attributes = {primitives.FAMILY: family, PANEL: 0, APART: row_bytes(left)}
+    return te.compute(shape, element, name="product", attrs=attributes)
 
 
 def multiply_packing(left: te.Tensor, right: te.Tensor, width: int) -> te.Tensor:
@@ -215,7 +216,7 @@ def multiply_packing(left: te.Tensor, right: te.Tensor, width: int) -> te.Tensor
         return te.sum(left(*a, row, step) * panels(*b, column // width, step, column % width), axis=[step])
 
     panels = te.compute((*right.shape[:-2], count, right.shape[-2], width), packed, name=open_matmul.PANELS)
-    attributes = {primitives.FAMILY: open_matmul.NAME, PANEL: width}
+    attributes = {primitives.FAMILY: open_matmul.NAME, PANEL: width, APART: row_bytes(left)}
     product = te.compute((*leading, left.shape[-2], count * width), element, name="product", attrs=attributes)
     if count * width == columns:
         return product
@@ -226,7 +227,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     """Hold a tile of rows by columns in registers along all steps."""
     lanes = machine.lanes
     anchor = primitives.find(sch, NAME)
-    width = int(sch.get(anchor).annotations[PANEL])
+    width, apart = (int(sch.get(anchor).annotations[name]) for name in (PANEL, APART))
     before, last = primitives.split_around(sch, anchor)
     for block in before:
         schedule_elementwise(sch, block, machine)
@@ -236,10 +237,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     rows, columns, steps = primitives.extent(sch, m), primitives.static(sch, n), primitives.static(sch, k)
     known_rows = rows if rows is not None else machine.registers
     vectors = width // lanes or max(1, columns // lanes)
-    tile = choose_tile(machine, pixels=known_rows, vectors=vectors, steps=steps, max_nr=vectors if width else 4)
+    tile = choose_tile(
+        machine, pixels=known_rows, vectors=vectors, steps=steps, max_nr=vectors if width else 4, apart=apart
+    )
     nr = width // lanes or tile.vectors
     if nr != tile.vectors:
-        tile = choose_tile(machine, pixels=known_rows, vectors=nr, steps=steps, max_nr=nr)
+        tile = choose_tile(machine, pixels=known_rows, vectors=nr, steps=steps, max_nr=nr, apart=apart)
     mr = tile.pixels
     m_out, m_in = sch.split(m, [None, mr])
     n_out, n_in, lane = sch.split(n, [None, nr, lanes])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import te, tirx
+from tvm import DataType, te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -43,6 +43,9 @@ PANEL = "forge.panel"
 PACKS = "forge.packs"
 """The annotation of a product whose columns are packed by the kernel itself."""
 
+APART = "forge.apart"
+"""The annotation with the bytes from one row to the next, 0 where a call brings them."""
+
 PANELS = "panels"
 """The name of the block that packs columns."""
 
@@ -50,16 +53,19 @@ PACKED_VECTORS = 2
 """Vectors in a panel that a kernel packs: where columns are few, little of it is filling."""
 
 
-def choose_rows(machine: Machine, vectors: int, steps: int, known: int | None = None) -> tuple[float, int]:
+def choose_rows(
+    machine: Machine, vectors: int, steps: int, known: int | None = None, apart: int = 0
+) -> tuple[float, int]:
     """Return the cycles that a row takes on average in the best tile ``vectors`` wide, and how many rows that has.
 
-    ``known``: the number of rows, None where a call brings it. Weights far from the core are counted there alone: the
-    tiles that this would choose for known rows were slower (170 GFLOP/s against 182, with weights 768 wide).
+    ``known``: the number of rows, None where a call brings it; ``apart``: bytes from one to the next. Weights
+    far from the core are counted where a call brings the rows alone: the tiles that this would choose for known rows
+    were slower (170 GFLOP/s against 182, with weights 768 wide).
     """
     lengths, found = (ROWS, []) if known is None else ((known,), [])
     for rows in range(1, machine.registers):
         if rows == 1 or machine.fits(rows, vectors):
-            step = machine.step_cycles(rows, vectors)
+            step = machine.step_cycles(rows, vectors) + machine.conflict_cycles(rows, apart)
             if known is None and machine.item * steps * (machine.lanes * vectors + rows) > machine.l1:
                 step += FAR_WEIGHT_COST * vectors
             tile = step * steps + machine.tile_cycles(rows, vectors)
@@ -68,14 +74,23 @@ def choose_rows(machine: Machine, vectors: int, steps: int, known: int | None = 
     return cycles, -rows
 
 
-def panel_vectors(machine: Machine, steps: int, columns: int, known: int | None) -> int:
+def panel_vectors(machine: Machine, steps: int, columns: int, known: int | None, apart: int) -> int:
     """Return how many vectors a panel of ``columns`` columns best has; what fills the last one is computed too.
 
-    ``known``: the number of rows, None where a call brings it.
+    ``known``: the number of rows, None where a call brings it; ``apart``: bytes from one to the next.
     """
     vectors = -(-columns // machine.lanes)
-    widths = [width for width in (4, 3, 2, 1) if width <= vectors]
-    return min(widths, key=lambda width: (-(-vectors // width) * choose_rows(machine, width, steps, known)[0], -width))
+
+    def cycles(width: int) -> float:
+        return -(-vectors // width) * choose_rows(machine, width, steps, known, apart)[0]
+
+    return min((width for width in (4, 3, 2, 1) if width <= vectors), key=lambda width: (cycles(width), -width))
+
+
+def row_bytes(left: te.Tensor) -> int:
+    """Return the bytes from one row of a tensor to the next, 0 where a call brings them."""
+    steps = left.shape[-1]
+    return int(steps) * DataType(str(left.dtype)).bits // 8 if isinstance(steps, tirx.IntImm | int) else 0
 
 
 def multiply_packing(left: te.Tensor, right: te.Tensor, leading: list[Any], pick: Any, width: int) -> te.Tensor:
@@ -100,7 +115,7 @@ def multiply_packing(left: te.Tensor, right: te.Tensor, leading: list[Any], pick
         return te.sum(left(*a, row, step) * panels(*b, panel, step, lane), axis=[step])
 
     panels = te.compute((*right.shape[:-2], count, right.shape[-2], width), packed, name=PANELS)
-    attributes = {primitives.FAMILY: NAME, PACKS: 1}
+    attributes = {primitives.FAMILY: NAME, PACKS: 1, APART: row_bytes(left)}
     return te.compute((*leading, left.shape[-2], count, width), element, name="product", attrs=attributes)
 
 
@@ -119,11 +134,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     """Hold a tile of rows by vectors in registers along all steps, for rows that stay in the second cache."""
     anchor = primitives.find(sch, NAME)
     before, last = primitives.split_around(sch, anchor)
-    if PACKS in sch.get(anchor).annotations:
+    annotations = sch.get(anchor).annotations
+    if PACKS in annotations:
         *leading, m, n, column, k = sch.get_loops(anchor)
     else:
         *leading, m, n, k = sch.get_loops(anchor)
-        width = int(sch.get(anchor).annotations[PANEL]) or _plain_width(sch, machine, n, k)
+        width = int(annotations[PANEL]) or _plain_width(sch, machine, n, k)
         n, column = sch.split(n, [None, width])
     work = primitives.product(primitives.extent(sch, loop) or primitives.UNKNOWN for loop in (m, n, column, k))
     for block in before:
@@ -133,7 +149,13 @@ def schedule(sch: Schedule, machine: Machine) -> None:
             schedule_elementwise(sch, block, machine)
     vectors, steps = primitives.static(sch, column) // machine.lanes, primitives.extent(sch, k) or STEPS
     m_block, m_out, m_in = _split_rows(
-        sch, machine, m, vectors, steps, [primitives.extent(sch, loop) for loop in (*leading, n)]
+        sch,
+        machine,
+        m,
+        vectors,
+        steps,
+        int(annotations[APART]),
+        [primitives.extent(sch, loop) for loop in (*leading, n)],
     )
     n_in, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(*leading, m_block, n, m_out, k, m_in, n_in, lane)
@@ -163,11 +185,11 @@ def _plain_width(sch: Schedule, machine: Machine, n: LoopRV, k: LoopRV) -> int:
 
 
 def _split_rows(
-    sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int, parts: Sequence[int | None]
+    sch: Schedule, machine: Machine, m: LoopRV, vectors: int, steps: int, apart: int, parts: Sequence[int | None]
 ) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Return loops over blocks of rows, tiles and rows; the last tile is moved back where they do not divide."""
     known = primitives.extent(sch, m)
-    rows = most_pixels(sch, choose_rows(machine, vectors, steps, known)[1])
+    rows = most_pixels(sch, choose_rows(machine, vectors, steps, known, apart)[1])
     rows = rows if known is None else min(known, rows)
     tiles = tiles_of_block(machine, machine.item * steps * rows, parts)
     if known is not None and known % rows == 0:

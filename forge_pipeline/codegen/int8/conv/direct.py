@@ -49,6 +49,7 @@ from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
+from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "int8_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"
@@ -232,6 +233,9 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         )
         h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, values)])
         inner, shared_loops = [oc_out, h_in, w_out], [n, h_out]
+    elif weights_first and width % pixels == 0 and oc_blocks // vectors >= machine.cores:
+        inner, shared_loops = [sch.fuse(h, w_out)], [n, oc_out]
+        ask_for_next(sch, inner[0], machine)
     else:
         inner, shared_loops = [w_out], [n, oc_out, h] if weights_first else [n, h, oc_out]
     block_in, kernel_h, kernel_w, k_outer = reduction
@@ -239,7 +243,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     steps_in = [k_outer, w_in, kernel_w] if shares else [kernel_w, k_outer, w_in]
     sch.reorder(*shared_loops, *inner, block_in, kernel_h, *steps_in, oc_in, out, k_inner)
     shared = primitives.fuse(sch, shared_loops)
-    stores = narrow_store.compute_at(sch, last, w_out)
+    stores = narrow_store.compute_at(sch, last, inner[-1])
     for block in before[-1:]:
         if in_row_blocks:
             sch.compute_at(block, shared)
@@ -326,7 +330,7 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     sch.annotate(w_out, MARGIN, pixels)
     sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, k_inner)
     shared = primitives.fuse(sch, outer)
-    stores = narrow_store.compute_at(sch, last, w_out)
+    stores = narrow_store.compute_at(sch, last, inner[-1])
     for block in before[-1:]:
         sch.compute_at(block, shared)
         if primitives.extents(sch, block)[-1] == lanes:

@@ -89,12 +89,19 @@ def intrinsic(lanes: int, *, masked: bool) -> str:
 
 
 def choose_tile(
-    machine: Machine, width: int, filters: int, steps: int, *, even: bool = False, copying: float = 0.0
+    machine: Machine,
+    width: int,
+    filters: int,
+    steps: int,
+    *,
+    even: bool = False,
+    copying: float = 0.0,
+    apart: int = 0,
 ) -> tuple[int, int]:
     """Return the cheapest tile: pixels, and vectors of filters.
 
     The last of a row computes pixels that nobody stores, unless all are to be ``even``. ``copying``: cycles a row that
-    it takes to give the image room for that.
+    it takes to give the image room for that. ``apart``: bytes from one pixel to the next.
     """
     best: tuple[float, int, int] | None = None
     vectors = -(-filters // machine.lanes)
@@ -105,7 +112,12 @@ def choose_tile(
                 break
             if even and width % mr:
                 continue
-            step = STEP_CYCLES + sums * (1 + WIDER * (nr - 1)) + LOAD_CYCLES * (mr + nr)
+            step = (
+                machine.conflict_cycles(mr, apart)
+                + STEP_CYCLES
+                + sums * (1 + WIDER * (nr - 1))
+                + LOAD_CYCLES * (mr + nr)
+            )
             cycles = -(-width // mr) * (step * steps + TILE_CYCLES) * (vectors // nr) + (copying if width % mr else 0)
             if best is None or cycles <= best[0]:
                 best = cycles, mr, nr

@@ -89,7 +89,7 @@ def multiply(graph: Graph, call: relax.Call) -> Value | None:
     if chain and rows != 1:
         mr, nr = (min(rows, CHAINED[0]) if isinstance(rows, int) else CHAINED[0]), min(vectors, CHAINED[1])
     else:
-        mr, nr = choose_tile(graph.machine, dot, rows, vectors, size // dot.k_inner)
+        mr, nr = choose_tile(graph.machine, dot, rows, vectors, size // dot.k_inner, steps)
     form = Form(dot=dot, bits=bits, size=size, rows=mr, columns=columns, chain=length)
     width = nr * graph.machine.lanes
     offset = offsets(lowest, highest, form)
@@ -142,10 +142,12 @@ def in_panels(factors: Array, width: int) -> Array:
     return np.ascontiguousarray(full.reshape(blocks, panels, width).transpose(1, 0, 2))
 
 
-def choose_tile(machine: Machine, dot: DotProduct, rows: Extent, vectors: int, groups: int) -> tuple[int, int]:
+def choose_tile(
+    machine: Machine, dot: DotProduct, rows: Extent, vectors: int, groups: int, apart: int
+) -> tuple[int, int]:
     """Return rows and vectors of a tile: sums in int32 and in float32 of all of them are in registers.
 
-    A number of rows that a call brings is taken for any of a few.
+    A number of rows that a call brings is taken for any of a few; they are ``apart`` bytes from each other.
     """
     lengths = (rows,) if isinstance(rows, int) else ROWS_OF_CALLS
     best: tuple[float, int, int] | None = None
@@ -153,7 +155,8 @@ def choose_tile(machine: Machine, dot: DotProduct, rows: Extent, vectors: int, g
         for mr in range(1, min(max(lengths), machine.registers) + 1):
             if mr > 1 and 2 * mr * nr + nr + dot.scratch >= machine.registers:
                 break
-            tile = (dot.step_cycles(machine, mr, nr) + nr) * groups + COMBINING * mr * nr / machine.fma_ports
+            step = dot.step_cycles(machine, mr, nr) + machine.conflict_cycles(mr, apart)
+            tile = (step + nr) * groups + COMBINING * mr * nr / machine.fma_ports
             cycles = sum(-(-length // mr) * tile / length for length in lengths) * -(-vectors // nr)
             if best is None or cycles <= best[0]:
                 best = cycles, mr, nr

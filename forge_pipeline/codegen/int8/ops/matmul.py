@@ -25,10 +25,18 @@ from forge_pipeline.codegen.layout.quantized_values import (
     deferred_result,
 )
 from forge_pipeline.codegen.tir import primitives
-from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks, tiles_of_block
+from forge_pipeline.codegen.tir.edges.tail_tiles import (
+    MARGIN,
+    TILES,
+    is_narrow,
+    most_pixels,
+    split_blocks,
+    tiles_of_block,
+)
 from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
-from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import Machine, divisors
+from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 NAME = "int8_matmul"
 ROWS = "forge.rows"
@@ -136,12 +144,14 @@ def choose_tile(machine: Machine, rows: Any, vectors: int, steps: int, least: in
     lengths = (rows,) if isinstance(rows, int) else ROWS_OF_CALLS
     best: tuple[float, int, int] | None = None
     dot = dot_product(machine)
+    apart = steps * dot.k_inner * (2 if dot.widens else 1)
     for nr in range(1, min(VECTORS, vectors) + 1):
         panels = -(-vectors // nr)
         for mr in range(min(least, *lengths), min(max(lengths), machine.registers) + 1):
             if not dot.fits(machine, mr, nr):
                 break
-            tile = (dot.step_cycles(machine, mr, nr) * steps + 5) * panels
+            step = dot.step_cycles(machine, mr, nr) + machine.conflict_cycles(mr, apart)
+            tile = (step * steps + 5) * panels
             cycles = sum(-(-length // mr) * tile / length for length in lengths)
             if best is None or cycles <= best[0]:
                 best = (cycles, mr, nr)
@@ -217,33 +227,30 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         schedule_elementwise(sch, block, machine)
     *leading, m, panel, column, k_outer, k_inner = sch.get_loops(anchor)
     extents = [primitives.extent(sch, loop) for loop in (*leading, m, panel, column, k_outer)]
-    is_open = None in extents
+    is_open, rows = None in extents, primitives.extent(sch, m)
+    mr = most_pixels(sch, mr)
+    size = int(extents[-1] or 1) * dot_product(machine).k_inner * mr
+    tiles = tiles_of_block(machine, size, [primitives.extent(sch, loop) for loop in (*leading, panel)])
+    if rows is not None and not is_open:
+        tiles = max(divisors(rows // mr, tiles))
+    m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
+    if is_open and mr > 1:
+        sch.annotate(m_out, TILES, mr)
     if is_open:
-        mr = most_pixels(sch, mr)
-        size = int(extents[-1] or 1) * dot_product(machine).k_inner * mr
-        tiles = tiles_of_block(machine, size, [primitives.extent(sch, loop) for loop in (*leading, panel)])
-        m_block, m_out, m_in = split_blocks(sch, m, tiles, mr)
-        if mr > 1:
-            sch.annotate(m_out, TILES, mr)
         sch.annotate(m_out, MARGIN, mr)
-    else:
-        m_out, m_in = sch.split(m, [None, mr])
+    if not is_narrow(sch):
+        ask_for_next(sch, m_out, machine, None if is_open else tiles, shared=True)
     vector, lane = sch.split(column, [None, machine.lanes])
-    if is_open:
-        sch.reorder(*leading, m_block, panel, m_out, k_outer, m_in, vector, lane, k_inner)
-        shared, at, below = primitives.fuse(sch, [*leading, m_block, panel]), m_out, 2
-    else:
-        sch.reorder(panel, m_out, k_outer, m_in, vector, lane, k_inner)
-        shared = at = sch.fuse(panel, m_out)
-        below = 1
-    sch.reverse_compute_at(last, at)
+    sch.reorder(*leading, m_block, panel, m_out, k_outer, m_in, vector, lane, k_inner)
+    shared = primitives.fuse(sch, [*leading, m_block, panel])
+    sch.reverse_compute_at(last, m_out)
     work = primitives.product(primitives.UNKNOWN if extent is None else extent for extent in extents)
     primitives.parallel_if_worth(sch, shared, work)
     sch.unroll(m_in)
     sch.unroll(vector)
     primitives.vectorize_where_filled(sch, last, machine.lanes)
     start = sch.decompose_reduction(anchor, k_outer)
-    primitives.vectorize_and_unroll(sch, start, below=below, lanes=machine.lanes)
+    primitives.vectorize_and_unroll(sch, start, below=2, lanes=machine.lanes)
     weights_kind = str(sch.get(anchor).annotations[WEIGHTS])
     tensorize(sch, lane, machine, dot_product(machine), BYTES, weights_kind, later=is_open)
 

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax, te
 
 from forge_pipeline.codegen.float32.products import matmul
-from forge_pipeline.codegen.float32.products.open_matmul import PANEL
+from forge_pipeline.codegen.float32.products.open_matmul import APART, PANEL, row_bytes
 from forge_pipeline.codegen.layout.builder import Array, Graph, Value, has_known_shape, shape_of
 from forge_pipeline.codegen.layout.quantized_values import BlockWeight
 from forge_pipeline.codegen.tir import primitives
@@ -90,7 +90,7 @@ def by_panels(left: te.Tensor, panels: te.Tensor, scales: te.Tensor, columns: in
         *row, column = index
         return te.sum(left(*row, step) * weight(column), axis=[step])
 
-    attributes = {primitives.FAMILY: matmul.NAME, PANEL: width}
+    attributes = {primitives.FAMILY: matmul.NAME, PANEL: width, APART: row_bytes(left)}
     return te.compute((*left.shape[:-1], columns), element, name="product", attrs=attributes)
 
 

@@ -86,7 +86,7 @@ def emit_product(graph: Graph, left: relax.Expr, rows: Any, weight: Array, epilo
     steps, columns = weight.shape
     if not isinstance(rows, int) or rows < FEWEST or steps % K_INNER or not _serves(graph.machine, weight.T):
         return None
-    pixels, vectors = isa.choose_tile(graph.machine, rows, columns, steps // K_INNER, even=True)
+    pixels, vectors = isa.choose_tile(graph.machine, rows, columns, steps // K_INNER, even=True, apart=steps)
     panels = isa.pack(weight.T.reshape(columns, -1, K_INNER), vectors * graph.machine.lanes)
     if panels is None or panels.parts.cycles > panels.parts.widened_cycles * WORTH:
         return None

@@ -141,5 +141,5 @@ def test_a_tile_of_rows_and_its_panel_find_room_in_registers() -> None:
         for dot in (isa.nibbles, isa.signed):
             assert dot is not None
             for rows in (1, 2, 13, 197, "rows"):
-                mr, nr = block_matmul.choose_tile(machine, dot, rows, 16, 8)
+                mr, nr = block_matmul.choose_tile(machine, dot, rows, 16, 8, 256)
                 assert mr == 1 or 2 * mr * nr + nr < machine.registers
