@@ -7,13 +7,14 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import DataType, tirx
 from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer, detect_linear_equation
 
 from forge_pipeline.codegen.tir import open_rows, rewriting, transposed_tiles
+from forge_pipeline.codegen.tir.broadcasting import is_one
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.peel_padding import EDGES, is_decided_along
 from forge_pipeline.codegen.tir.primitives import (
@@ -33,6 +34,9 @@ from forge_pipeline.codegen.tir.primitives import (
     vectorize_and_unroll,
     work_of,
 )
+
+GATHERED_BITS = 32
+"""Bits of the smallest numbers that gathers of vectors take."""
 
 
 def pad_at(sch: Schedule, before: Sequence[SBlockRV], loop: LoopRV | None, machine: Machine) -> None:
@@ -63,6 +67,10 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     extents = [extent(sch, loop) for loop in loops]
     if not loops or 0 in extents:
         return
+    gathers_bytes = _gathers_bytes(sch.get(block))
+    if None in extents or gathers_bytes:
+        while len(loops) > 1 and extents[-1] == 1:  # a row of one, with each place found by divisions
+            loops, extents = [*loops[:-2], sch.fuse(*loops[-2:])], extents[:-1]
     work = work_of(extents)
     if len(loops) > 1 and extents[-1] != lanes and is_decided_along(sch.get(block), len(loops) - 1):
         sch.annotate(block, EDGES, len(loops) - 1)
@@ -73,6 +81,10 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         _share_tiles(sch, block, *transposed, work)
         return
     last = extents[-1]
+    if gathers_bytes:  # in vectors each place would be taken out of one
+        if len(loops) > 1:
+            parallel_if_worth(sch, fuse_where_provable(sch, loops[:-1]), work)
+        return
     if last is not None and last % lanes == 0 and (len(loops) > 1 or _moves_vectors(sch.get(block), lanes)):
         inner = loops[-1]
         if last > lanes:
@@ -115,6 +127,23 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
     if work >= SERIAL_WORK:
         parts = max(count for count in range(1, 4 * machine.cores + 1) if work % count == 0)
         sch.parallel(sch.split(flat, [parts, None])[0])
+
+
+def _gathers_bytes(block: Any) -> bool:
+    """Return whether a block reads numbers of less than 32 bits, for which there are no gathers, at places it reads."""
+    axes = [axis.var for axis in block.iter_vars if not is_one(axis.dom.extent)]
+    if not axes:
+        return False
+
+    def is_read(index: Any) -> bool:
+        inner: list[Any] = []
+        tvm_ffi.structural_walk(index, [(TensorLoad, inner.append)])
+        return any(rewriting.reads(list(load.indices), axes[-1]) for load in inner)
+
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append)])
+    narrow = [load for load in loads if DataType(str(load.source.ty.dtype)).bits < GATHERED_BITS]
+    return any(is_read(index) for load in narrow for index in load.indices)
 
 
 def vectorize_short_row(sch: Schedule, row: LoopRV, lanes: int) -> None:

@@ -19,9 +19,10 @@ from forge_pipeline.codegen.amx.operands import WORDS_OF_PAIRS
 from forge_pipeline.codegen.amx.rows import TILE
 from forge_pipeline.codegen.amx.tiles import LANES, ROWS, WORDS
 from forge_pipeline.codegen.float32.products import attention
-from forge_pipeline.codegen.float32.products.attention import CHAIN, PANEL_VECTORS, Blocks, is_one
+from forge_pipeline.codegen.float32.products.attention import CHAIN, PANEL_VECTORS, Blocks
 from forge_pipeline.codegen.float32.products.open_matmul import PANELS
 from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
+from forge_pipeline.codegen.tir.broadcasting import is_one
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME: Final = "attention_amx"

@@ -21,6 +21,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.products.open_matmul import PANELS, STEPS, choose_rows, schedule_packing
 from forge_pipeline.codegen.tir import bfloat16_pairs, primitives
+from forge_pipeline.codegen.tir.broadcasting import is_one
 from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.math import short_math
@@ -246,11 +247,6 @@ def fill(term: te.Tensor, width: int) -> te.Tensor:
         return tirx.if_then_else(at[-1] < term.shape[-1], term(*at), tirx.const(0, term.dtype))
 
     return te.compute((*term.shape[:-1], columns), element, name="fill")
-
-
-def is_one(extent: Any) -> bool:
-    """Return whether an axis is known to have one element."""
-    return isinstance(extent, tirx.IntImm | int) and int(extent) == 1
 
 
 SHARES = "shares"

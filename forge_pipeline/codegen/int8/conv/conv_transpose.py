@@ -54,9 +54,10 @@ class ConvTranspose:
 
 
 def conv_transpose(graph: Graph, call: relax.Call) -> Value | None:
-    """Take transposed convolutions of a known size."""
+    """Take transposed convolutions; batch and, over one or two axes, sizes may be symbolic."""
     weight, groups = graph.look(call.args[1]).constant, int(call.attrs.groups)
-    axes = None if weight is None else float32_conv_transpose.axes_of(call, weight)
+    symbolic_axes = (0, 2, 3) if weight is not None and weight.ndim < 5 else (0,)
+    axes = None if weight is None else float32_conv_transpose.axes_of(call, weight, symbolic_axes=symbolic_axes)
     if axes is None:
         return None
     shape = shape_of(call.args[0])

@@ -150,9 +150,13 @@ def conv2d(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def conv1d(graph: Graph, call: relax.Call) -> Value | None:
-    """Take convolutions over one axis."""
+    """Take convolutions over one axis; batch and length may be symbolic."""
     kernel = graph.look(call.args[1]).constant
-    if kernel is None or call.attrs.data_layout != "NCW" or not has_known_shape(call.args[0], rank=3):
+    if (
+        kernel is None
+        or call.attrs.data_layout != "NCW"
+        or not has_known_shape(call.args[0], rank=3, symbolic_axes=(0, 2))
+    ):
         return None
     return convolution_of(
         graph, call, Conv1d(inner=Conv2d(geometry=conv1d_geometry(call, kernel.shape)), shape=shape_of(call))

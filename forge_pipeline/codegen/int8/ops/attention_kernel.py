@@ -20,7 +20,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from forge_pipeline.codegen.float32.products.attention import Blocks, is_one
+from forge_pipeline.codegen.float32.products.attention import Blocks
 from forge_pipeline.codegen.int8.isa.dot_product import BYTES, DotProduct, products, tensorize
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.ops.panels import Operand
@@ -28,6 +28,7 @@ from forge_pipeline.codegen.int8.requantize import to_float_if_needed
 from forge_pipeline.codegen.layout.affine import Affine, Clip, clipped_float, quotient, stored
 from forge_pipeline.codegen.layout.builder import Extent, Value
 from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir.broadcasting import is_one
 from forge_pipeline.codegen.tir.lane_reduction import reduce_in_lanes
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.codegen.tir.math import short_math

@@ -11,6 +11,7 @@ from tvm import te, tirx
 from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
+from forge_pipeline.codegen.tir.broadcasting import is_one
 
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 
@@ -76,11 +77,6 @@ def broadcast(*tensors: Any) -> tuple[list[Any], Any]:
         return tensor[tuple(places)] if places else tensor()
 
     return shape, read
-
-
-def is_one(extent: Any) -> bool:
-    """Return whether an extent of a tensor expression is the number 1."""
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _mod(node: NodeImport) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
+from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.errors import DataError
@@ -53,6 +54,47 @@ def kinds(names: Sequence[str] = tuple(KINDS), channels: int = 16) -> onnx.Model
 @pytest.mark.parametrize("tag", [HERE, pytest.param("x86-64/v2", marks=pytest.mark.long)])
 def test_every_kind_of_convolution_stores_what_onnx_runtime_stores_at_every_size(tag: str) -> None:
     expect_same(kinds(), tag)
+
+
+ROWS: dict[str, tuple[str, tuple[int, ...], int, dict[str, Any]]] = {
+    "pointwise": ("Conv", (24, 16, 1), 1, {}),
+    "padded": ("Conv", (32, 16, 9), 1, {"pads": [4, 4]}),
+    "strided": ("Conv", (24, 16, 4), 1, {"pads": [1, 2], "strides": [2]}),
+    "dilated": ("Conv", (16, 16, 3), 1, {"pads": [3, 3], "dilations": [3]}),
+    "grouped": ("Conv", (32, 8, 3), 2, {"pads": [1, 1]}),
+    "depthwise": ("Conv", (16, 1, 7), 16, {"pads": [3, 3]}),
+    "transposed": ("ConvTranspose", (16, 24, 4), 1, {"pads": [1, 1], "strides": [2]}),
+    "transposed, by five": ("ConvTranspose", (16, 8, 10), 1, {"pads": [2, 3], "strides": [5]}),
+}
+"""Operator, shape of the weights, groups and attributes of convolutions over one axis, of 16 channels."""
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["one", "any batch"])
+def test_convolutions_over_one_axis_of_any_length_are_in_bytes(batch: bool) -> None:
+    net, results = Net(2, 16, 12), []
+    for kind, shape, groups, attributes in ROWS.values():
+        filters = shape[0] if kind == "Conv" else shape[1] * groups
+        scale = exact_scales(filters)
+        weight = net.weight(shape, scale, axis=0 if kind == "Conv" else 1)
+        y = net.node(kind, net.pair("x", IN), weight, net.bias(scale * IN[0]), group=groups, **attributes)
+        results.append(net.pair(y if len(results) % 2 else net.node("Relu", y), OUT))
+    model = unsized(net.finish(*results), *([0, 2] if batch else [2]))
+    expect_all_in_bytes(model)
+    expect_same(model, axes=(0 if batch else 2, 2))
+
+
+def test_transposed_convolutions_of_images_of_any_size_are_in_bytes() -> None:
+    net, scale = Net(1, 16, 8, 8), exact_scales(24)
+    weight = net.weight((16, 24, 4, 4), scale, axis=1)
+    y = net.node("ConvTranspose", net.pair("x", IN), weight, net.bias(scale * IN[0]), strides=[2, 2], pads=[1] * 4)
+    model = unsized(net.finish(net.pair(net.node("Relu", y), OUT)), 2, 3)
+    expect_all_in_bytes(model)
+    expect_same(model)
+
+
+def expect_all_in_bytes(model: onnx.ModelProto) -> None:
+    fallbacks = build(model, Target.from_tag(HERE), OPTIONS).metadata["compile"]["fallbacks"]
+    assert not [found for found in fallbacks if "conv" in found["operator"] or "depthwise" in found["operator"]]
 
 
 def test_what_follows_a_convolution_of_any_size_is_in_bytes_too() -> None:
