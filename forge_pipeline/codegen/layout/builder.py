@@ -155,7 +155,7 @@ class Graph:
         """Emit a deferred value."""
         if value.deferred is not None:
             reader, self.builder.nodes = self.builder.nodes, value.nodes or self.builder.nodes
-            done = value.deferred.emit(self)
+            done = self.materialize(value.deferred.emit(self))  # it may be a row of which only the image is there
             self.builder.nodes = tuple(node for node in reader if node not in value.nodes)
             value.plain, value.blocked, value.channels = done.plain, done.blocked, done.channels
             value.deferred = None

@@ -71,13 +71,15 @@ ROWS: dict[str, tuple[str, tuple[int, ...], int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("batch", [False, True], ids=["one", "any batch"])
 def test_convolutions_over_one_axis_of_any_length_are_in_bytes(batch: bool) -> None:
+    """Of each, one that is stored, every other one clipped before, and one that is read in float."""
     net, results = Net(2, 16, 12), []
     for kind, shape, groups, attributes in ROWS.values():
         filters = shape[0] if kind == "Conv" else shape[1] * groups
         scale = exact_scales(filters)
         weight = net.weight(shape, scale, axis=0 if kind == "Conv" else 1)
-        y = net.node(kind, net.pair("x", IN), weight, net.bias(scale * IN[0]), group=groups, **attributes)
-        results.append(net.pair(y if len(results) % 2 else net.node("Relu", y), OUT))
+        operands = net.pair("x", IN), weight, net.bias(scale * IN[0])
+        stored, read = (net.node(kind, *operands, group=groups, **attributes) for _ in range(2))
+        results += [net.pair(stored if len(results) % 4 else net.node("Relu", stored), OUT), read]
     model = unsized(net.finish(*results), *([0, 2] if batch else [2]))
     expect_all_in_bytes(model)
     expect_same(model, axes=(0 if batch else 2, 2))
