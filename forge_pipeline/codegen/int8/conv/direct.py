@@ -49,7 +49,7 @@ from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-from forge_pipeline.codegen.tir.prefetch import ask_for_next
+from forge_pipeline.codegen.tir.prefetch import FEWEST_BYTES, ask_for_next
 
 NAME = "int8_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"
@@ -233,7 +233,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         )
         h_out, h_in = sch.split(h, [None, rows_of_block(machine, height, values)])
         inner, shared_loops = [oc_out, h_in, w_out], [n, h_out]
-    elif weights_first and width % pixels == 0 and oc_blocks // vectors >= machine.cores:
+    elif weights_first and _asks(machine, height, width, pixels, oc_blocks // vectors):
         inner, shared_loops = [sch.fuse(h, w_out)], [n, oc_out]
         ask_for_next(sch, inner[0], machine)
     else:
@@ -259,6 +259,11 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
     tensorize(sch, out, machine, dot_product(machine), str(annotations[READS]), str(annotations[WEIGHTS]))
+
+
+def _asks(machine: Machine, height: int, width: int, pixels: int, panels: int) -> bool:
+    """Return whether all tiles of an image are one loop that shares asking for the next panel of weights."""
+    return width % pixels == 0 and height * width >= FEWEST_BYTES and panels >= machine.cores
 
 
 def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: bool = False) -> None:
