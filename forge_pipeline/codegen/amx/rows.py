@@ -196,8 +196,7 @@ def _in_groups(realize: SBlockRealize, sums: Any, place: Place) -> Any:
         return tirx.BufferRegion(source, [Range.from_min_extent(index, 1) for index in indices])
 
     body: Any = rewriting.substitute(tvm_ffi.structural_map(old.body, [(TensorLoad, read)]), new.get)
-    loads: list[TensorLoad] = []
-    tvm_ffi.structural_walk(body, [(TensorLoad, loads.append)])
+    loads = rewriting.loads(body)
     places: dict[Any, list[Any]] = {}
     for load in loads:
         found = places.setdefault(load.source, [])

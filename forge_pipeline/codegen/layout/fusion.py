@@ -71,8 +71,7 @@ def _has_other_sizes(function: tirx.PrimFunc, *, smaller: bool) -> bool:
     analyzer = Analyzer()
     for realize in rewriting.realizes(function.body):
         extents = {axis.var: axis.dom.extent for axis in realize.block.iter_vars}
-        loads: list[Any] = []
-        tvm_ffi.structural_walk(realize.block.body, [(TensorLoad, loads.append)])
+        loads = rewriting.loads(realize.block.body)
         for load in loads:
             for index, extent in zip(load.indices, load.source.ty.shape, strict=True):
                 if isinstance(index, tirx.Var) and index in extents:

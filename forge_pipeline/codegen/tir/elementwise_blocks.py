@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import DataType, tirx
-from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer, detect_linear_equation
@@ -136,13 +134,9 @@ def _gathers_bytes(block: Any) -> bool:
         return False
 
     def is_read(index: Any) -> bool:
-        inner: list[Any] = []
-        tvm_ffi.structural_walk(index, [(TensorLoad, inner.append)])
-        return any(rewriting.reads(list(load.indices), axes[-1]) for load in inner)
+        return any(rewriting.reads(list(load.indices), axes[-1]) for load in rewriting.loads(index))
 
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append)])
-    narrow = [load for load in loads if DataType(str(load.source.ty.dtype)).bits < GATHERED_BITS]
+    narrow = [load for load in rewriting.loads(block.body) if DataType(str(load.source.ty.dtype)).bits < GATHERED_BITS]
     return any(is_read(index) for load in narrow for index in load.indices)
 
 
@@ -162,8 +156,7 @@ def _moves_vectors(block: Any, lanes: int) -> bool:
     if len(block.iter_vars) != 1:
         return False
     axis = block.iter_vars[0].var
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append)])
+    loads = rewriting.loads(block.body)
     turn, lane = (tirx.Var(name, axis.ty.dtype) for name in ("turn", "lane"))
     analyzer = Analyzer()
     analyzer.bind(turn, tvm.ir.Range(0, 1 << 31))

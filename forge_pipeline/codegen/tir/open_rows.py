@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import Call, TensorLoad
+from tvm.ir import Call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import detect_linear_equation
@@ -69,8 +69,7 @@ def _by_vectors(loop: tirx.For, lanes: int) -> Any:
     store = rewriting.substitute(realize.block.body, bound.get)
     if any(_divides(value) for value in realize.iter_values) and _calls(store.value):
         return None
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
+    loads = rewriting.loads(store.value)
     if not all(_in_order(list(item.indices), loop.loop_var) for item in (store, *loads)):
         return None
     kind, extent = loop.loop_var.ty.dtype, loop.extent

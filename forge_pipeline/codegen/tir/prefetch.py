@@ -18,14 +18,13 @@ from typing import Any
 
 import tvm_ffi
 from tvm import DataType, tirx
-from tvm.ir import TensorLoad
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.edges import last_tiles, tail_tiles
-from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import LINE, Machine
 
 ASKS = "forge.asks"
 """The annotation of a loop over tiles: how many tiles, the first of them, share the work."""
@@ -42,12 +41,9 @@ DISTANCE = 2048
 TYPICAL = 4
 """The tiles that an open extent is taken for: with fewer, the CPU asks for the rest as it would have for all."""
 
-FEWEST_BYTES = 4
-"""Rows or pixels of bytes whose products take as long as their weights take to come: two that ask for the next take 1.4
-times as long (Zen 4)."""
-
-LINE = 64
-"""Bytes of a line of the cache."""
+FEWEST_ROWS = 4
+"""Rows, or pixels, of bytes whose products take as long as their weights take to come: two that ask for the next took
+1.4 times as long (Zen 4)."""
 
 AT_ONCE = 4
 """Lines that are asked for together, before the innermost steps; more would wait for each other. Fewer are rather not
@@ -236,9 +232,9 @@ def _steps(realize: SBlockRealize, inside: Sequence[tirx.For]) -> list[tirx.For]
 
 def _reads(block: Any) -> list[tuple[Any, Sequence[Any], int | None]]:
     """Return what a block reads, where, and how many elements side by side where an instruction reads them at once."""
-    loads: list[TensorLoad] = []
-    tvm_ffi.structural_walk(block.body, [(TensorLoad, loads.append)])
-    found: list[tuple[Any, Sequence[Any], int | None]] = [(load.source, load.indices, None) for load in loads]
+    found: list[tuple[Any, Sequence[Any], int | None]] = [
+        (load.source, load.indices, None) for load in rewriting.loads(block.body)
+    ]
     for matched in block.match_buffers:
         extents = [part.extent for part in matched.source.region]
         if all(isinstance(extent, tirx.IntImm) for extent in extents):

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import Var
+from tvm.ir import TensorLoad, Var
 from tvm.s_tir import SBlockRealize
 
 CHOICE = "prim.if_then_else"
@@ -26,6 +26,13 @@ def loops(tree: Any) -> list[tirx.For]:
     """Return the loops in ``tree``."""
     found: list[tirx.For] = []
     tvm_ffi.structural_walk(tree, [(tirx.For, found.append)])
+    return found
+
+
+def loads(tree: Any) -> list[TensorLoad]:
+    """Return what ``tree`` reads of buffers, in program order."""
+    found: list[TensorLoad] = []
+    tvm_ffi.structural_walk(tree, [(TensorLoad, found.append)])
     return found
 
 

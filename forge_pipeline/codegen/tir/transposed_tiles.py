@@ -19,7 +19,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer, detect_linear_equation
 
 from forge_pipeline.codegen.tir import rewriting
-from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.machine import LINE, Machine
 
 TILE = "forge.transposed"
 """The annotation of a loop along what is read, around one along what is written: how many rows a tile has."""
@@ -35,9 +35,6 @@ KINDS = ("float32", "int32", "uint32", "float16")
 BYTES = ("uint8", "int8")
 BYTE_ROWS = 16
 """Rows of a tile of bytes at most: it is as many registers of 16 bytes, which all CPUs have."""
-
-LINE = 64
-"""Bytes of a line of a cache."""
 
 
 def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> tuple[list[LoopRV], LoopRV | None] | None:
@@ -154,8 +151,7 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
     own = _simplified(realize.block.body, ((axis.var, axis.dom) for axis in realize.block.iter_vars))
     ranges = ((each.loop_var, Range.from_min_extent(each.min, each.extent)) for each in (loop, row))
     store = _simplified(rewriting.substitute(own, bound.get), ranges)
-    reads: list[Any] = []
-    tvm_ffi.structural_walk(store.value, [(TensorLoad, reads.append)])
+    reads = rewriting.loads(store.value)
     across = [
         load
         for load in reads

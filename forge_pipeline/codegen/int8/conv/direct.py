@@ -49,7 +49,7 @@ from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER, HEIGHT
 from forge_pipeline.codegen.tir.machine import Machine, divisors
 from forge_pipeline.codegen.tir.peel_padding import EDGES
-from forge_pipeline.codegen.tir.prefetch import FEWEST_BYTES, ask_for_next
+from forge_pipeline.codegen.tir.prefetch import FEWEST_ROWS, ask_for_next
 
 NAME = "int8_conv"
 ENTERS, SHARES = "forge.enters", "forge.shares"
@@ -263,7 +263,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
 
 def _asks(machine: Machine, height: int, width: int, pixels: int, panels: int) -> bool:
     """Return whether all tiles of an image are one loop that shares asking for the next panel of weights."""
-    return width % pixels == 0 and height * width >= FEWEST_BYTES and panels >= machine.cores
+    return width % pixels == 0 and height * width >= FEWEST_ROWS and panels >= machine.cores
 
 
 def spread_copy(sch: Schedule, block: SBlockRV, machine: Machine, *, is_row: bool = False) -> None:

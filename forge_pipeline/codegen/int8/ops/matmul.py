@@ -36,7 +36,7 @@ from forge_pipeline.codegen.tir.edges.tail_tiles import (
 from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-from forge_pipeline.codegen.tir.prefetch import FEWEST_BYTES, ask_for_next
+from forge_pipeline.codegen.tir.prefetch import FEWEST_ROWS, ask_for_next
 
 NAME = "int8_matmul"
 ROWS = "forge.rows"
@@ -238,7 +238,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         sch.annotate(m_out, TILES, mr)
     if is_open:
         sch.annotate(m_out, MARGIN, mr)
-    if mr >= FEWEST_BYTES and not is_narrow(sch):
+    if mr >= FEWEST_ROWS and not is_narrow(sch):
         ask_for_next(sch, m_out, machine, None if is_open else tiles, shared=True)
     vector, lane = sch.split(column, [None, machine.lanes])
     sch.reorder(*leading, m_block, panel, m_out, k_outer, m_in, vector, lane, k_inner)

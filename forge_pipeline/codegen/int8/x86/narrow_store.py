@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import s_tir, te, tirx
-from tvm.ir import Call, Range, TensorLoad
+from tvm.ir import Call, Range
 from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -194,8 +194,7 @@ def _block(block: Any, count: int) -> Any:
     lanes, zero = int(notes[LANES]), int(notes[ZERO])
     (read,) = (region for region in block.reads)
     source, target = read.source, store.buffer
-    loads: list[Any] = []
-    tvm_ffi.structural_walk(store.value, [(TensorLoad, loads.append)])
+    loads = rewriting.loads(store.value)
     from_ = next(load for load in loads if load.source.same_as(source))
     fresh = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in block.iter_vars}
     axes = [tirx.IterVar(axis.dom, fresh[axis.var], axis.iter_type) for axis in block.iter_vars]
