@@ -48,6 +48,7 @@ REWRITES: tuple[Rewrite, ...] = (
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
     rows.bound_groups,  # nor one without a row
+    tail_tiles.shift_tiles,  # nor one that reaches too far
     prefetch.prefetch_weights,  # the next panel's lines
     last_tiles.part,  # the last tile of a row, where it is smaller
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
@@ -159,7 +160,7 @@ def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.Pr
             if tail_tiles.smallest_tile(smaller) <= most:
                 versions.append(smaller)
     done, *rest = versions
-    done = tail_tiles.shift_tail_tiles(done, rest) if rest else done
+    done = tail_tiles.choose_version(done, rest)
     done = skipped_taps.skip(done)  # where each tile is known for good
     if rows.may_be_few(rule.kernel) and rule.scheduler is not fallback.schedule:
         done = rows.by_count(done, _rewrite_loops(_apply(rule.kernel.with_attr(rows.FEW, 1), rule, machine)))

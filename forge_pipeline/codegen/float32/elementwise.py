@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.s_tir import Schedule
 
@@ -26,45 +28,63 @@ BINARY = ("relax.add", "relax.divide", "relax.maximum", "relax.minimum", "relax.
 
 
 def unary(graph: Graph, call: relax.Call) -> Value | None:
-    """Stay in the blocked layout; before a cast of the operand's extents, if nothing else reads that."""
-    value = graph.look(call.args[0])
-    if isinstance(value.deferred, Renamed):
-        value.deferred = Cast(value=value.deferred.inner.emit(graph), kind=value.deferred.kind)
-    if isinstance(value.deferred, Cast) and graph.is_used_once(call.args[0]):
-        inner, kind = value.deferred.value, value.deferred.kind
-        if inner.blocked is not None:
-            done = Value(blocked=_apply(graph, call, inner.blocked), channels=inner.channels)
-            return Value(deferred=Cast(value=done, kind=kind), channels=inner.channels)
+    """Stay in the blocked layout."""
+    value, kind = _before_cast(graph, graph.look(call.args[0]))
     if not graph.is_blocked(value):
         return None
-    return Value(blocked=_apply(graph, call, value.blocked), channels=value.channels)
+    return _cast_later(Value(blocked=_apply(graph, call, value.blocked), channels=value.channels), kind)
 
 
 def _apply(graph: Graph, call: relax.Call, operand: relax.Expr) -> relax.Expr:
     return graph.emit(relax.Call(call.op, [operand, *call.args[1:]], call.attrs))
 
 
+def _before_cast(graph: Graph, value: Value) -> tuple[Value, Any]:
+    """Return a value before its extents get other names, and the type with those; None where no cast is put off."""
+    if isinstance(value.deferred, Renamed):
+        value.deferred = Cast(value=value.deferred.inner.emit(graph), kind=value.deferred.kind)
+    if isinstance(value.deferred, Cast) and value.deferred.value.blocked is not None:
+        return value.deferred.value, value.deferred.kind
+    return value, None
+
+
+def _are_alike(left: Value, right: Value, kind: Any, other_kind: Any) -> bool:
+    """Return whether two values have the same extents by either name."""
+    kinds = (getattr(left.blocked, "ty", None), kind), (getattr(right.blocked, "ty", None), other_kind)
+    return all(map(tvm_ffi.structural_equal, *kinds))
+
+
+def _cast_later(value: Value, kind: Any) -> Value:
+    return value if kind is None else Value(deferred=Cast(value=value, kind=kind), channels=value.channels)
+
+
 def binary(graph: Graph, call: relax.Call) -> Value | None:
     """Stay in the blocked layout when both operands have it, or one is constant for each channel."""
-    left, right = (graph.look(argument) for argument in call.args)
+    operands = [graph.look(argument) for argument in call.args]
     divides = call.op.name == "relax.divide"
-    for image, other in ((left, right), (right, left)):
-        if other.constant is None or not graph.is_blocked(image) or (divides and image is right):
+    for place, other in enumerate(reversed(operands)):
+        if other.constant is None or (divides and place == 1):
+            continue
+        image, kind = _before_cast(graph, operands[place])
+        if not graph.is_blocked(image):
             continue
         operand = graph.per_channel(other.constant, image.channels, filler=1.0 if divides else 0.0)
         if operand is None:
             return None
-        pair = [image.blocked, operand] if image is left else [operand, image.blocked]
-        return Value(blocked=graph.emit(relax.Call(call.op, pair, call.attrs)), channels=image.channels)
-    if left.constant is not None or right.constant is not None:
+        pair = [image.blocked, operand] if place == 0 else [operand, image.blocked]
+        done = Value(blocked=graph.emit(relax.Call(call.op, pair, call.attrs)), channels=image.channels)
+        return _cast_later(done, kind)
+    if any(operand.constant is not None for operand in operands):
         return None
+    (left, kind), (right, other_kind) = (_before_cast(graph, operand) for operand in operands)
+    if not (kind is not None and other_kind is not None and _are_alike(left, right, kind, other_kind)):
+        (left, right), kind = operands, None
     if not (graph.is_blocked(left) and graph.is_blocked(right)) or left.channels != right.channels:
         return None
     if divides and left.channels % graph.block(left.channels):
         return None
-    return Value(
-        blocked=graph.emit(relax.Call(call.op, [left.blocked, right.blocked], call.attrs)), channels=left.channels
-    )
+    pair = [left.blocked, right.blocked]
+    return _cast_later(Value(blocked=graph.emit(relax.Call(call.op, pair, call.attrs)), channels=left.channels), kind)
 
 
 def change_kind(graph: Graph, call: relax.Call) -> Value | None:
@@ -77,7 +97,7 @@ def change_kind(graph: Graph, call: relax.Call) -> Value | None:
 
 def prelu(graph: Graph, call: relax.Call) -> Value | None:
     """Stay in the blocked layout where the slope is one number, or one for each channel."""
-    value, slope = graph.look(call.args[0]), graph.look(call.args[1]).constant
+    (value, kind), slope = _before_cast(graph, graph.look(call.args[0])), graph.look(call.args[1]).constant
     if slope is None or not graph.is_blocked(value) or int(call.attrs.axis) not in (1, -3):
         return None
     slopes = graph.per_channel(slope.reshape(1, -1, 1, 1), value.channels)
@@ -86,7 +106,7 @@ def prelu(graph: Graph, call: relax.Call) -> Value | None:
     image = value.blocked
     falls = graph.emit(relax.op.less(image, relax.const(0.0, dtype_of(call.args[0]))))
     sloped = graph.emit(relax.op.multiply(image, slopes))
-    return Value(blocked=graph.emit(relax.op.where(falls, sloped, image)), channels=value.channels)
+    return _cast_later(Value(blocked=graph.emit(relax.op.where(falls, sloped, image)), channels=value.channels), kind)
 
 
 def concat(graph: Graph, call: relax.Call) -> Value | None:

@@ -23,7 +23,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import primitives, rewriting
-from forge_pipeline.codegen.tir.edges import last_tiles, tail_tiles
+from forge_pipeline.codegen.tir.edges import last_tiles
 from forge_pipeline.codegen.tir.machine import LINE, Machine
 
 ASKS = "forge.asks"
@@ -150,6 +150,8 @@ class _Panel:
     def asked_for_in(self, tiles: tirx.For) -> Any:
         """Return the body of the loop over tiles, with this panel's share asked for before or in innermost steps."""
         number, few = self.runs * self.lines, int(tiles.annotations[ASKS])
+        is_known = isinstance(tiles.extent, tirx.IntImm)
+        few = min(few, int(tiles.extent)) if is_known else few
         turned = self.steps[:-1]
         if not turned or number > AT_ONCE * few * _turns(turned):
             turned = self.steps
@@ -157,7 +159,7 @@ class _Panel:
         for loop in turned:
             step = step * loop.extent + loop.loop_var
         turns = few * _turns(turned)
-        count = tail_tiles.open_count(tiles) if SHARED in tiles.annotations else None
+        count = tiles.extent if SHARED in tiles.annotations and not is_known else None
         if count is None:
             first = tirx.floordiv(step * number, turns)
         else:  # a division of its own, before the tiles, and none in a step
@@ -178,7 +180,7 @@ class _Panel:
             asks = tvm_ffi.structural_mutate(loop, [(tirx.For, asking)])
             return tirx.IfThenElse(tiles.loop_var < tiles.annotations[ASKS], asks, rewriting.clone(loop))
 
-        ask_all = count is not None or (isinstance(tiles.extent, tirx.IntImm) and few >= int(tiles.extent))
+        ask_all = count is not None or (is_known and few >= int(tiles.extent))
         return tvm_ffi.structural_mutate(tiles.body, [(tirx.For, asking if ask_all else first_tiles)])
 
     def _ask(self, line: Any) -> tirx.Evaluate:

@@ -35,6 +35,20 @@ def test_any_number_of_rows_times_weights(columns: int) -> None:
     assert_same(model(nodes, {"x": ("batch", "rows", 40)}, weights), [*sizes, {"batch": 0, "rows": 4}], terms=41)
 
 
+def test_whatever_whole_tiles_leave() -> None:
+    weights = {"w": np.random.default_rng(2).standard_normal((40, 96)).astype(np.float32)}
+    source = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ("rows", 40)}, weights)
+    assert_same(source, [{"rows": rows} for rows in range(1, 36)], terms=40)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_whatever_whole_tiles_leave_of_an_image(stride: int) -> None:
+    weights = {"w": np.random.default_rng(3).standard_normal((32, 8, 3, 3)).astype(np.float32)}
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], strides=[stride, stride], pads=[1, 1, 1, 1])
+    source = model([conv], {"x": (1, 8, 5, "width")}, weights)
+    assert_same(source, [{"width": width} for width in range(1, 70)], terms=72)
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("heads", [(2, 2), (2, 1)])
 def test_any_number_of_columns_of_any_number_of_rows(heads: Shape) -> None:

@@ -70,7 +70,7 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
         sch.annotate(w_out, TILES, pixels)
     sch.reorder(n, h, row_block, oc_out, w_out, *reduction, w_in, oc_in, out)
     if not is_narrow(sch):
-        ask_for_next(sch, w_out, machine, min(tiles, TYPICAL))
+        ask_for_next(sch, w_out, machine, min(tiles, TYPICAL - 1), shared=True)
     shared = primitives.fuse(sch, [n, h, row_block, oc_out])
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)

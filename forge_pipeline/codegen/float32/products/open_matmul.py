@@ -28,9 +28,6 @@ ROWS = (8, 16, 20, 50, 64, 128, 197, 512)
 SERIAL_WORK = 1 << 17
 """Multiply-adds below which a product stays on one thread: some five microseconds, what waking another one takes."""
 
-FEW = 16
-"""The rows whose tiles ask for all of the next weights, where a call brings no more."""
-
 STEPS = 64
 """What an open number of steps is taken for."""
 
@@ -196,7 +193,7 @@ def _split_rows(
         tiles = max(divisors(known // rows, tiles))
     m_block, m_out, m_in = split_blocks(sch, m, tiles, rows)
     if not is_narrow(sch):
-        ask_for_next(sch, m_out, machine, min(tiles, -(-(known or FEW) // rows)), shared=True)
+        ask_for_next(sch, m_out, machine, min(tiles, -(-(known or 1) // rows)), shared=True)
     if rows > 1 and (known is None or known % rows):
         sch.annotate(m_out, TILES, rows)
     return m_block, m_out, m_in

@@ -1,16 +1,17 @@
 """Tiles over an extent that is known only when a kernel runs: the last tile is moved back, to end where the others do.
 
 A tile that is cut off needs a test for each of its pixels, and sums that TVM then keeps in memory. One that is moved
-back computes a few pixels twice, to the same values, by the same code as all others. Where the extent is less than a
-tile, a second version of the kernel takes over, with smaller tiles, and where it is less than those, one of single
-pixels.
+back computes a few pixels twice, to the same values, by the same code as all others; where half a tile holds what is
+left, it is half a tile. Where the extent is less than a tile, a second version of the kernel takes over, with smaller
+tiles, and where it is less than those, one of single pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import tvm
 import tvm_ffi
@@ -20,6 +21,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir.edges.edge_tiles import registers
 from forge_pipeline.codegen.tir.machine import Machine
 
 TILES = "forge.tiles"
@@ -90,19 +92,20 @@ def smallest_tile(function: tirx.PrimFunc) -> int:
     return min((int(loop.annotations[TILES]) for loop in _over_tiles(function)), default=0)
 
 
-def shift_tail_tiles(function: tirx.PrimFunc, smaller: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
-    """Return ``function`` with its last tiles moved back, or the first of ``smaller`` where there is room for one."""
-    shifted, least = _shift_loops(function.body), {}
+def choose_version(function: tirx.PrimFunc, smaller: Sequence[tirx.PrimFunc]) -> tirx.PrimFunc:
+    """Return ``function``, done by the first of ``smaller`` where there is no room for its tiles."""
+    least = {}
     for loop in _over_tiles(function):
         tile, extent = int(loop.annotations[TILES]), _extent(loop)
         if not _holds_a_tile(extent, tile):
             least[str(extent)] = extent >= tile
     if not least:
-        return function.with_body(shifted)
+        return function
+    if not smaller:
+        raise ValueError("there is no version for less than a tile")
     fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
-    narrow, *rest = smaller
-    narrow = shift_tail_tiles(narrow, rest) if smallest_tile(narrow) else narrow
-    first, second = shifted.block, rewriting.clone(narrow.body, narrow.body.block.alloc_buffers).block
+    narrow = choose_version(smaller[0], smaller[1:])
+    first, second = function.body.block, rewriting.clone(narrow.body, narrow.body.block.alloc_buffers).block
     body = tirx.IfThenElse(fits, first.body, second.body)
     buffers = [*first.alloc_buffers, *second.alloc_buffers]
     root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
@@ -182,14 +185,6 @@ def _with_whole_tiles(realize: SBlockRealize, counter: Any, tile: int) -> Any:
     return tirx.decl_buffer(shape, str(buffer.ty.dtype), buffer.name, scope=buffer.scope())
 
 
-def open_count(loop: tirx.For) -> Any | None:
-    """Return how many turns a marked loop over tiles has at most, where a call decides that."""
-    if TILES not in loop.annotations or isinstance(extent := _extent(loop), tirx.IntImm):
-        return None
-    tile = int(loop.annotations[TILES])
-    return tirx.min(loop.extent, tirx.floordiv(extent + (tile - 1), tile))
-
-
 def _extent(loop: tirx.For) -> Any:
     """Return the extent that a loop's tiles are cut from."""
     for realize in rewriting.realizes(loop):
@@ -199,16 +194,63 @@ def _extent(loop: tirx.For) -> Any:
     raise ValueError("no block in the loop over tiles depends on it")
 
 
-def _shift_loops(body: Any) -> Any:
-    def move(loop: tirx.For, mutator: Any) -> Any:
-        return _shift_loop(loop) if TILES in loop.annotations else mutator.default_mutate(loop)
+def shift_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``function`` with its last tiles moved back: right where there are as many pixels as a tile has."""
+    buffers: list[Any] = []
 
-    return tvm_ffi.structural_mutate(body, [(tirx.For, move)])
+    def shift(loop: tirx.For, mutator: Any) -> Any:
+        return _shift_loop(loop, buffers) if TILES in loop.annotations else mutator.default_mutate(loop)
+
+    body = tvm_ffi.structural_mutate(function.body, [(tirx.For, shift)])
+    return rewriting.with_buffers(function.with_body(body), buffers)
 
 
-def _shift_loop(loop: tirx.For) -> Any:
-    """Return a loop over tiles whose last turn is moved back; tests that no longer need be inside are around it."""
-    tile, extent, counter, analyzer = int(loop.annotations[TILES]), _extent(loop), loop.loop_var, Analyzer()
+def _shift_loop(loop: tirx.For, buffers: list[Any]) -> Any:
+    """Return a loop over tiles whose last turn is moved back; it has fewer pixels where they hold the rest.
+
+    Tests that no longer need be inside are around it. ``buffers`` gets the registers of what is less than a tile.
+    """
+    tile, counter, simplify = int(loop.annotations[TILES]), loop.loop_var, Analyzer().simplify
+    shifted = _moved_back(loop, tile)
+    tiles = simplify(tirx.min(loop.extent, tirx.floordiv(shifted.rest + (tile - 1), tile)))
+    shorter = {pixels: own for pixels in _parts(tile) if (own := _shortened(loop, pixels)) is not None}
+    most = max(shorter, default=0)
+    whole = simplify(tirx.min(loop.extent, tirx.floordiv(shifted.rest + (tile - 1 - most), tile)))
+    result: Any = tirx.For(counter, loop.min, whole, loop.kind, shifted.body, annotations=dict(loop.annotations))
+    last: Any = None
+    for pixels, own in sorted(shorter.items(), reverse=True):
+        end = rewriting.substitute(_moved_back(own, pixels).body, {counter: whole}.get)
+        kept = registers(end)
+        end = rewriting.clone(end, kept)
+        buffers += registers(end)
+        last = end if last is None else tirx.IfThenElse(shifted.rest - whole * tile <= pixels, end, last)
+    if last is not None:
+        result = tirx.SeqStmt([result, tirx.IfThenElse(whole < tiles, last, None)])
+    for condition in shifted.conditions:
+        result = tirx.IfThenElse(condition, result, None)
+    return result
+
+
+def _parts(tile: int) -> list[int]:
+    """Return how many pixels the last tile may have, in a row of tiles that have ``tile``.
+
+    What is less than four pixels waits for weights, whatever it is of.
+    """
+    return sorted({-(-tile * quarter // 4) for quarter in (1, 2, 3)}) if tile > SMALLER[0] else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shifted:
+    """What a turn of a loop over tiles does, the tests around it, and the pixels there are from the first tile on."""
+
+    body: Any
+    conditions: Sequence[Any]
+    rest: Any
+
+
+def _moved_back(loop: tirx.For, tile: int) -> _Shifted:
+    """Return tiles of which none reaches beyond the last pixel."""
+    extent, counter, analyzer = _extent(loop), loop.loop_var, Analyzer()
     inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
     outer: dict[str, Any] = {}
     starts: dict[str, Any] = {}
@@ -236,9 +278,26 @@ def _shift_loop(loop: tirx.For) -> Any:
 
     body = rewriting.map_realizes(loop.body, move)
     (start,) = starts.values()
-    first = rewriting.at_zero(start, [counter])
-    tiles = tirx.min(loop.extent, tirx.floordiv(extent - first + (tile - 1), tile))
-    result: Any = tirx.For(counter, loop.min, analyzer.simplify(tiles), loop.kind, body)
-    for condition in outer.values():
-        result = tirx.IfThenElse(condition, result, None)
-    return result
+    return _Shifted(body=body, conditions=list(outer.values()), rest=extent - rewriting.at_zero(start, [counter]))
+
+
+def _shortened(loop: tirx.For, pixels: int) -> tirx.For | None:
+    """Return a loop whose tiles have fewer pixels, None where they are no loop of their own in one of its blocks."""
+    tile, counter, analyzer = int(loop.annotations[TILES]), loop.loop_var, Analyzer()
+    inner = rewriting.loops(loop.body)
+    inside = [each.loop_var for each in inner]
+    whole = {each.loop_var for each in inner if isinstance(each.extent, tirx.IntImm) and int(each.extent) == tile}
+    found = set()
+    for realize in rewriting.realizes(loop):
+        for value in realize.iter_values:
+            if rewriting.reads(value, counter):
+                found.add(analyzer.simplify(value - rewriting.at_zero(value, inside)))
+    if not found <= whole:
+        return None
+
+    def shorten(each: tirx.For, mutator: Any) -> tirx.For:
+        done = mutator.default_mutate(each)
+        extent = pixels if each.loop_var in found else each.extent
+        return tirx.For(done.loop_var, done.min, extent, done.kind, done.body, annotations=dict(done.annotations))
+
+    return cast("tirx.For", tvm_ffi.structural_mutate(loop, [(tirx.For, shorten)]))
