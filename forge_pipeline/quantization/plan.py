@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from onnx import NodeProto
 
 from forge_pipeline.quantization.network import Network, attribute, layer
@@ -232,11 +233,21 @@ class _Planner:
 
 def _moves(node: NodeProto, network: Network) -> bool:
     """Tell whether a node's results are a choice among its input's values (and zero)."""
-    if node.op_type not in MOVES:
+    if node.op_type not in MOVES or _is_filled(network.producer.get(node.input[0]), network):
         return False
     if node.op_type == "Resize":
         return bool(attribute(node, "mode", b"nearest") != b"cubic")
-    if node.op_type == "Pad":
-        fill = node.input[2] if len(node.input) > 2 else ""
-        return not fill or (fill in network.constants and not network.array(fill).any())
-    return True
+    return node.op_type != "Pad" or _fill(node, network) == 0.0
+
+
+def _fill(pad: NodeProto, network: Network) -> float:
+    """Return what a Pad puts around its input; NaN where that is no constant."""
+    fill = pad.input[2] if len(pad.input) > 2 else ""
+    if not fill:
+        return 0.0
+    return float(network.array(fill).item()) if fill in network.constants else float("nan")
+
+
+def _is_filled(maker: NodeProto | None, network: Network) -> bool:
+    """Return whether a value has what is no number around it: no integer stands for the infinity before a MaxPool."""
+    return maker is not None and maker.op_type == "Pad" and not np.isfinite(_fill(maker, network))

@@ -46,6 +46,10 @@ pub const Any = extern struct {
     pub fn tensor(value: *Tensor) Any {
         return .{ .type = 7, .value = .{ .pointer = value } };
     }
+
+    pub fn of(any: Any) ?*const Tensor {
+        return if (any.type == 7) @ptrCast(@alignCast(any.value.pointer)) else null;
+    }
 };
 
 pub const Kernel = *const fn (self: ?*anyopaque, arguments: [*]const Any, count: i32, result: *Any) callconv(.c) c_int;

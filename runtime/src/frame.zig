@@ -6,6 +6,7 @@ const memory = @import("buffers.zig");
 const message = @import("message.zig");
 const p = @import("program.zig");
 const platform = @import("platform.zig");
+const pool = @import("pool.zig");
 const Buffer = memory.Buffer;
 const Error = message.Error;
 const Tensor = @import("values.zig").Tensor;
@@ -32,6 +33,10 @@ pub const Call = struct {
     patches: []const Patch,
     spent: Spent = .{},
 };
+
+/// Elements of a kernel's operands that are worth another thread, some microseconds of work.
+const worth_threads = 16384;
+
 pub const Spent = struct { calls: u64 = 0, nanoseconds: u64 = 0 };
 
 pub const Frame = struct {
@@ -196,12 +201,25 @@ pub const Frame = struct {
         }
     }
 
+    /// Leave it to one thread where waking others takes longer than they would save: where sizes depend on the call,
+    /// the compiler chose threads for a lot.
+    noinline fn chooseThreads(frame: *const Frame, call: *const Call) void {
+        var elements: u64 = 0; // an array of 2^46 bytes is refused
+        if (frame.buffers.len == 0) elements = worth_threads else for (call.arguments) |argument| if (argument.of()) |tensor| {
+            var size: u64 = 1;
+            for (tensor.shape[0..@as(u32, @bitCast(tensor.rank))]) |extent| size *%= @bitCast(extent);
+            elements +%= size;
+        };
+        pool.keepAlone(elements < worth_threads);
+    }
+
     /// Call a kernel; the whole number that it returns, where it returns one.
     pub fn runCall(frame: *Frame, call: *Call, cancelled: *const std.atomic.Value(bool), is_profiling: bool) Error!i64 {
         if (cancelled.load(.monotonic)) return message.fail(error.Cancelled, "run: expected to end, found that it was cancelled\nfix: call again", .{});
         for (call.patches) |patch| call.arguments[patch.argument].value.integer = frame.heap[patch.slot];
         var result: abi.Any = .integer(0);
         const start = if (is_profiling) platform.now(.wall) else 0;
+        frame.chooseThreads(call);
         const failed = call.kernel(null, call.arguments.ptr, @intCast(call.arguments.len), &result) != 0;
         if (is_profiling) {
             call.spent.calls += 1;

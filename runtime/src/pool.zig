@@ -85,6 +85,8 @@ pub const Pool = struct {
     /// How often runs have been long of late.
     heat: u8 = 0,
     is_alone: bool = false,
+    /// Whether what runs is little.
+    is_small: bool = false,
     began: u64 = 0,
     /// The CPU of who woke the workers last, which they keep off.
     avoided: u32 = platform.nowhere,
@@ -235,6 +237,11 @@ fn worker(pool: *Pool, index: usize) void {
 pub const Context = struct { pool: ?*Pool = null, workspace: ?*Workspace = null };
 threadlocal var current: Context = .{};
 
+/// Choose whether the calling thread's launches run there, as what they do is little.
+pub fn keepAlone(is_small: bool) void {
+    if (current.pool) |pool| pool.is_small = is_small;
+}
+
 /// Returns the one before, to be put back.
 pub fn enter(context: Context) Context {
     const before = current;
@@ -245,7 +252,7 @@ pub fn enter(context: Context) Context {
 /// `__TVMBackendParallelLaunch`.
 pub fn parallelLaunch(run: abi.Task, data: ?*anyopaque, wanted: c_int) callconv(.c) c_int {
     const pool = current.pool;
-    const threads: u32 = if (pool) |p| if (p.is_alone) 1 else p.threads else 1;
+    const threads: u32 = if (pool) |p| if (p.is_alone or p.is_small) 1 else p.threads else 1;
     const count: u32 = if (wanted <= 0) threads else @intCast(wanted);
     if (threads > 1 and count > 1) {
         current.pool = null;

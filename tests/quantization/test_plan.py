@@ -51,6 +51,26 @@ def test_a_residual_addition_is_the_epilogue_of_the_last_convolution_into_it(par
     assert set(plan.values) == {"x", "a", "d"}
 
 
+def test_what_is_padded_with_infinity_stays_in_float(parse: Parse) -> None:
+    weights = {
+        "w": np.ones((4, 4, 1, 1), np.float32),
+        "amounts": np.array([0, 0, 0, 0, 0, 0, 1, 1], np.int64),
+        "least": np.array([-np.inf], np.float32),
+    }
+    plan = make_plan(Network(prepare(parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 8, 8] x) => (float[1, 4, 4, 4] y)
+        {
+            a = Relu(x)
+            b = Pad(a, amounts, least)
+            c = MaxPool<kernel_shape = [3, 3], strides = [2, 2]>(b)
+            y = Conv(c, w)
+        }""",
+        weights,
+    ).mod)))  # fmt: skip
+    assert set(plan.values) == {"c"}
+
+
 def test_a_swish_is_the_epilogue_of_its_convolution_and_a_gated_value_is_stored(parse: Parse) -> None:
     weights = {name: np.ones((4, 4, 1, 1), np.float32) for name in "uvw"}
     plan = make_plan(Network(prepare(parse(

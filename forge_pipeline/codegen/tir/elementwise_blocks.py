@@ -33,6 +33,9 @@ from forge_pipeline.codegen.tir.primitives import (
     work_of,
 )
 
+LONG_ROW = 4
+"""Vectors in a row beside which a division is little."""
+
 GATHERED_BITS = 32
 """Bits of the smallest numbers that gathers of vectors take."""
 
@@ -90,7 +93,7 @@ def schedule_elementwise(sch: Schedule, block: SBlockRV, machine: Machine) -> No
         sch.vectorize(inner)
         outer = sch.get_loops(block)[:-1]
         outer = outer if last <= lanes else outer[:-1]
-        if None in extents[1:] and len(outer) > 1:
+        if None in extents[1:] and last < LONG_ROW * lanes and any(extent(sch, loop) != 1 for loop in outer[:-1]):
             outer = outer[:-1]  # to tell pixels apart in a fused loop takes a division by their number in a row
         if outer or last > lanes:
             parallel_if_worth(sch, fuse_where_provable(sch, outer or sch.get_loops(block)[:-1]), work)

@@ -30,8 +30,11 @@ COSTLY = {f"tirx.{name}" for name in ("exp", "tanh", "erf", "sigmoid", "log", "p
 SERIAL_WORK = 16384
 """Results below which waking another thread costs more than it saves."""
 
-UNKNOWN = 64
-"""What a symbolic extent is taken for where it is decided whether threads pay; a symbolic batch is taken for one."""
+UNKNOWN = 4096
+"""What a symbolic extent is taken for where it is decided whether threads pay; a symbolic batch is taken for one.
+
+It is a lot: where a call brings little, the runtime has one thread do it.
+"""
 
 TURNS = 4
 """Turns of a loop for each core, at least, that threads share."""

@@ -69,3 +69,29 @@ def test_a_row_is_the_last_axis_of_more_than_one_element_where_others_are_open(k
 def kernels(model: onnx.ModelProto) -> list[tirx.PrimFunc]:
     module = lower(import_model(prepare(model)), Target.from_tag("x86-64/v4"), TILED).module
     return [function for _, function in module.functions_items() if isinstance(function, tirx.PrimFunc)]
+
+
+def activation(*shape: int | str) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        [helper.make_node("Tanh", ["x"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.mark.parametrize("shape", [(1, "rows", 128), ("batch", "rows", 128), (1, 4, "rows", 16)])
+def test_threads_share_rows_of_any_number(shape: tuple[int | str, ...]) -> None:
+    (kernel,) = kernels(activation(*shape))
+    shared = [loop for loop in rewriting.loops(kernel.body) if loop.kind == tirx.ForKind.PARALLEL]
+    assert [int(loop.extent) for loop in shared if isinstance(loop.extent, tirx.IntImm)] in ([], [4])
+    assert len(shared) == 1
+
+
+@pytest.mark.parametrize("rows", [0, 1, 60, 64, 1000])
+def test_little_and_a_lot_are_the_same_on_two_threads(rows: int) -> None:
+    """What is too little for two threads is left to one when it is called."""
+    engine = Engine(build(activation("batch", "rows", 128), Target.from_tag("host"), TILED).to_bytes(), threads=2)
+    x = np.linspace(-3, 3, 2 * rows * 128, dtype=np.float32).reshape(2, rows, 128)
+    np.testing.assert_allclose(engine(x)[0], np.tanh(x), rtol=1e-5, atol=1e-6)

@@ -30,6 +30,9 @@ WIDTHS = (10, 20, 40, 80, 160)
 ROW_BLOCK = 8
 """Rows that are computed from one padded copy."""
 
+FEW_ROWS = 4
+"""Rows that a thread computes where there is no copy: an image of seven has work for two."""
+
 DEPTHWISE_PIXELS = 8
 """Pixels of a tile of a depthwise convolution: as many sums side by side as hide the latency of the additions."""
 
@@ -89,20 +92,22 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     reduction = primitives.taps_along_first(sch, w, reduction)
     h, w = primitives.rows_and_columns(sch, h, w)
     oc_out, oc_in = sch.split(oc, [None, vectors])
-    row_block, h_in = sch.split(h, [None, min(ROW_BLOCK, primitives.extent(sch, h) or ROW_BLOCK)])
+    is_padded = any(primitives.family_of(sch, block) == primitives.PAD for block in before)
+    copies_rows = is_padded and 4 * oc_blocks * lanes * steps <= machine.l2  # else the image is small, and copied whole
+    rows = ROW_BLOCK if is_padded else FEW_ROWS
+    row_block, h_in = sch.split(h, [None, min(rows, primitives.extent(sch, h) or rows)])
     w_out, w_in = sch.split(w, [None, pixels])
     if pixels > 1:
         sch.annotate(w_out, TILES, pixels)
     sch.reorder(n, row_block, oc_out, h_in, w_out, *reduction, w_in, oc_in, out)
     if not is_turned:
         skipped_taps.mark(sch, anchor, taps, pixels)
-    is_padded = any(primitives.family_of(sch, block) == primitives.PAD for block in before)
-    shared = primitives.fuse(sch, [n, row_block] if is_padded else [n, row_block, oc_out])
-    depth = 4 if is_padded else 3
+    shared = primitives.fuse(sch, [n, row_block] if copies_rows else [n, row_block, oc_out])
+    depth = 4 if copies_rows else 3
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)
     copies_part = skipped_taps.WINDOWS not in sch.get(anchor).annotations
-    pad_at(sch, before, shared if copies_part else None, machine)
+    pad_at(sch, before, shared if copies_rows and copies_part else None, machine)
     sch.vectorize(out)
     primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=depth, lanes=lanes)
 

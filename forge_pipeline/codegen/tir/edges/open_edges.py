@@ -1,8 +1,9 @@
 """`edge_tiles` for images whose height and width are known only when a kernel runs.
 
-A row has three parts: its first tile, tiles that read nothing outside, the last of which is moved back to end with what
-they may compute, and its last tile, moved back to end with the row. What is computed twice comes to the same. Rows that
-read above or below the image, and those whose windows are too wide for that, have tiles with a test for each pixel.
+A row has three parts: its first tile; tiles up to where the last one begins, none of which reads outside, so that one
+may be moved back; and its last tile, moved back to end with the row. What is computed twice comes to the same. Rows
+that read above or below the image, and those whose windows are too wide for that, have tiles with a test for each
+pixel.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def _row(loop: tirx.For, columns: Any, width: Any, buffers: list[Any]) -> tuple[
     tile, *window = (int(number) for number in loop.annotations[TILES])
     first, stop = _window(window, width).inside(columns)
     has_middle = stop >= first + tile
-    count = tirx.Select(has_middle, tirx.floordiv(stop - 1, tile), tirx.const(0, loop.loop_var.ty.dtype))
+    none = tirx.const(0, loop.loop_var.ty.dtype)
+    count = tirx.Select(has_middle, tirx.max(none, tirx.floordiv(columns - tile - 1, tile)), none)
     parts = [
         _marked(_part(loop, lambda counter: counter * tile, 1, False, buffers), tile),
         _part(loop, lambda counter: tirx.min((counter + 1) * tile, stop - tile), count, True, buffers),

@@ -38,7 +38,7 @@ SMALLER = (4, 1)
 those that always fit."""
 
 
-MOST_TILES, FEW_PARTS = 32, 8
+MOST_TILES, FEW_PARTS = 8, 8
 """What `tiles_of_block` says. On one thread, YuNet took as long as with blocks that fill the cache, and products of 64
 to 384 steps by 64 or 128 columns 0.93 to 1.06 of the time (float32 by AVX2 and AVX-512, int8 by AVX2)."""
 
@@ -213,7 +213,8 @@ def _shift_loop(loop: tirx.For, buffers: list[Any]) -> Any:
     tile, counter, simplify = int(loop.annotations[TILES]), loop.loop_var, Analyzer().simplify
     shifted = _moved_back(loop, tile)
     tiles = simplify(tirx.min(loop.extent, tirx.floordiv(shifted.rest + (tile - 1), tile)))
-    shorter = {pixels: own for pixels in _parts(tile) if (own := _shortened(loop, pixels)) is not None}
+    parts = [] if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1 else _parts(tile)
+    shorter = {pixels: own for pixels in parts if (own := _shortened(loop, pixels)) is not None}
     most = max(shorter, default=0)
     whole = simplify(tirx.min(loop.extent, tirx.floordiv(shifted.rest + (tile - 1 - most), tile)))
     result: Any = tirx.For(counter, loop.min, whole, loop.kind, shifted.body, annotations=dict(loop.annotations))
