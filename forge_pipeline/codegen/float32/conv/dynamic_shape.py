@@ -22,7 +22,7 @@ from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.elementwise_blocks import pad_at, schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import TYPICAL, ask_for_next
+from forge_pipeline.codegen.tir.prefetch import ask_for_next
 
 WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""
@@ -32,6 +32,9 @@ ROW_BLOCK = 8
 
 FEW_ROWS = 4
 """Rows that a thread computes where there is no copy: an image of seven has work for two."""
+
+FEWEST_TILES = 3
+"""Whole tiles of 14 in 49 pixels, the last images of most classifiers: so many ask for all of the next weights."""
 
 DEPTHWISE_PIXELS = 8
 """Pixels of a tile of a depthwise convolution: as many sums side by side as hide the latency of the additions."""
@@ -73,7 +76,7 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
         sch.annotate(w_out, TILES, pixels)
     sch.reorder(n, h, row_block, oc_out, w_out, *reduction, w_in, oc_in, out)
     if not is_narrow(sch):
-        ask_for_next(sch, w_out, machine, min(tiles, TYPICAL - 1), shared=True)
+        ask_for_next(sch, w_out, machine, min(tiles, FEWEST_TILES), shared=True)
     shared = primitives.fuse(sch, [n, h, row_block, oc_out])
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)
