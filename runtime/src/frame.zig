@@ -34,7 +34,8 @@ pub const Call = struct {
     spent: Spent = .{},
 };
 
-/// Elements of a kernel's operands that are worth another thread, some microseconds of work.
+/// Elements of a kernel's operands that are worth another thread: a softmax of half of them takes 3 microseconds on one
+/// thread of a Zen 4, as on two; of twice as many two take 0.8 of the time.
 const worth_threads = 16384;
 
 pub const Spent = struct { calls: u64 = 0, nanoseconds: u64 = 0 };

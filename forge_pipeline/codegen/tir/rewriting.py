@@ -103,6 +103,17 @@ def clone(body: Any, buffers: Sequence[Any] = ()) -> Any:
     return substitute(body, fresh.get)
 
 
+def with_extents(tree: Any, extents: Mapping[Any, int]) -> Any:
+    """Return ``tree`` with other numbers of turns for the loops whose variables ``extents`` has."""
+
+    def change(loop: tirx.For, mutator: Any) -> tirx.For:
+        done = mutator.default_mutate(loop)
+        extent = extents.get(loop.loop_var, loop.extent)
+        return tirx.For(done.loop_var, done.min, extent, done.kind, done.body, annotations=dict(done.annotations))
+
+    return tvm_ffi.structural_mutate(tree, [(tirx.For, change)])
+
+
 def map_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -> Any:
     """Return ``body`` with ``change`` done to each of its blocks that have axes."""
 

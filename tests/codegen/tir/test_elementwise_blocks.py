@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from forge_runtime.engine import Engine
 from tests.support.tiled import TILED
 
 WINDOW, CHANNELS = 9, 48
+
+THREADS = Path("/proc/self/task")
 
 
 def windows(batch: Any, kind: int) -> onnx.ModelProto:
@@ -91,7 +95,28 @@ def test_threads_share_rows_of_any_number(shape: tuple[int | str, ...]) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 60, 64, 1000])
 def test_little_and_a_lot_are_the_same_on_two_threads(rows: int) -> None:
-    """What is too little for two threads is left to one when it is called."""
     engine = Engine(build(activation("batch", "rows", 128), Target.from_tag("host"), TILED).to_bytes(), threads=2)
     x = np.linspace(-3, 3, 2 * rows * 128, dtype=np.float32).reshape(2, rows, 128)
     np.testing.assert_allclose(engine(x)[0], np.tanh(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_call_with_little_to_do_wakes_no_thread() -> None:
+    library = build(activation("batch", "rows", 128), Target.from_tag("host"), TILED).to_bytes()
+    little, much = (np.ones((1, rows, 128), np.float32) for rows in (60, 1000))
+    before = set(THREADS.iterdir())
+    engine = Engine(library, threads=2)
+    engine(much)
+    (other,) = set(THREADS.iterdir()) - before
+
+    def wakings(*calls: np.ndarray[Any, Any]) -> int:
+        """Return how often the other thread went to sleep again, over calls that each find it asleep."""
+        counts = []
+        for call in (None, *calls):
+            if call is not None:
+                engine(call)
+            time.sleep(0.05)
+            counts.append(int((other / "status").read_text().split("voluntary_ctxt_switches:")[1].split()[0]))
+        return counts[-1] - counts[0]
+
+    assert wakings(little, little) == 0  # of the first four runs, which have all threads (`pool.zig`)
+    assert wakings(much) > 0

@@ -140,8 +140,7 @@ def _part(loop: tirx.For, row: Any, first: int, count: int, buffers: list[Any]) 
     counter = tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype)
     place = counter + first if count > 1 else tirx.const(first, loop.loop_var.ty.dtype)
     body = rewriting.substitute(body, lambda seen: place if seen.same_as(loop.loop_var) else None)
-    body = rewriting.clone(body, registers(body))
-    buffers += registers(body)
+    body = with_own_registers(body, buffers)
     return tirx.For(counter, 0, count, tirx.ForKind.SERIAL, body) if count > 1 else body
 
 
@@ -199,7 +198,14 @@ def shortened(body: Any, row: Any, window: Window) -> Any:
     return tvm_ffi.structural_mutate(body, [(tirx.For, shorten)])
 
 
-def registers(tree: Any) -> Sequence[Any]:
+def with_own_registers(tree: Any, buffers: list[Any]) -> Any:
+    """Return a copy of ``tree`` with registers of its own, which ``buffers`` gets."""
+    copy = rewriting.clone(tree, _registers(tree))
+    buffers += _registers(copy)
+    return copy
+
+
+def _registers(tree: Any) -> Sequence[Any]:
     """Return the buffers that blocks keep in registers."""
     found: list[Any] = []
     for realize in rewriting.realizes(tree):

@@ -18,7 +18,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import rewriting
-from forge_pipeline.codegen.tir.edges.edge_tiles import registers
+from forge_pipeline.codegen.tir.edges.edge_tiles import with_own_registers
 
 ROW = "forge.row_of_tiles"
 """The annotation of a loop over tiles of which the last may be smaller."""
@@ -60,17 +60,9 @@ def _parted(loop: tirx.For, around: Sequence[tirx.For], buffers: list[Any]) -> A
     if rests is None:
         return None
 
-    def shorter(each: tirx.For, mutator: Any) -> tirx.For:
-        done = mutator.default_mutate(each)
-        extent = rests.get(each.loop_var, each.extent)
-        return tirx.For(done.loop_var, done.min, extent, done.kind, done.body, annotations=dict(done.annotations))
-
     body = rewriting.map_realizes(loop.body, lambda realize: _without(realize, loop.loop_var))
     end = rewriting.substitute(body, {loop.loop_var: last}.get)
-    end = tvm_ffi.structural_mutate(end, [(tirx.For, shorter)])
-    own = registers(end)
-    end = rewriting.clone(end, own)
-    buffers += registers(end)
+    end = with_own_registers(rewriting.with_extents(end, rests), buffers)
     whole = tirx.For(loop.loop_var, loop.min, last, loop.kind, body, annotations=dict(loop.annotations))
     return tirx.SeqStmt([whole, end])
 

@@ -22,9 +22,9 @@ from forge_pipeline.codegen.tir.edges.edge_tiles import (
     Window,
     anchor_of,
     decided,
-    registers,
     shortened,
     split_rows,
+    with_own_registers,
 )
 
 ROWS = "forge.open_rows"
@@ -141,6 +141,5 @@ def _part(loop: tirx.For, start: Any, count: Any, is_inside: bool, buffers: list
         return decided(SBlockRealize(values, True, realize.block), is_inside=is_inside)
 
     body = rewriting.map_realizes(loop.body, move)
-    body = rewriting.clone(body, registers(body))
-    buffers += registers(body)
+    body = with_own_registers(body, buffers)
     return tirx.For(counter, tirx.const(0, counter.ty.dtype), count, tirx.ForKind.SERIAL, body)
