@@ -41,8 +41,8 @@ class Target:
 
     The machine description drives the code generator's choice of tiles: ``vector_bits`` of the widest
     registers worth using and their number, ``fma_ports`` fused multiply-adds of that width started per
-    cycle, caches in KiB per core (a shared cache divided by its cores), and ``dot_product``, the int8
-    instructions there are.
+    cycle, ``bfloat16_ports`` dot products of bfloat16 (0 where there are none), caches in KiB per core (a
+    shared cache divided by its cores), and ``dot_product``, the int8 instructions there are.
 
     ``cpu_id`` (x86 vendor, or ARM implementer/part) and ``cpu_flags`` are what /proc/cpuinfo shows on such a
     machine: `host` is recognised by them, and an artifact runs only where all the flags are.
@@ -61,6 +61,7 @@ class Target:
     vector_bits: int
     vector_registers: int
     fma_ports: int
+    bfloat16_ports: int
     l1d_kib: int
     l2_kib: int
     l3_kib_per_core: int

@@ -84,6 +84,8 @@ def test_registers_and_dot_products_agree_with_the_flags(tag: str) -> None:
         widest = 512 if "avx512f" in target.cpu_flags else 256 if "avx2" in target.cpu_flags else 128
         assert (target.vector_bits, target.vector_registers) == (widest, 32 if widest == 512 else 16)
         assert target.kind == "cuda" or target.dot_product != "none"
+    has_bfloat16 = not {"avx512_bf16", "bf16"}.isdisjoint(target.cpu_flags)
+    assert (target.bfloat16_ports > 0) == has_bfloat16
 
 
 def test_a_misspelt_tag_is_refused_with_the_nearest() -> None:

@@ -20,8 +20,8 @@ LOAD_PORTS = 2
 LOADS = 1.5
 """Loads per cycle beside multiply-adds: what banks in conflict and full queues leave of two ports (measured)."""
 
-PAIRED, PAIR_PORTS = 2, 1
-"""Products that a lane of a dot product of bfloat16 adds up, and how many `vdpbf16ps` start in a cycle."""
+PAIRED = 2
+"""Products that a lane of a dot product of bfloat16 adds up."""
 
 LATENCY = 5
 """Cycles until a sum can be added to again: four for the instruction, and one lost to everything else."""
@@ -60,7 +60,7 @@ class Machine:
     They are float32, or halves where ``halves``: what stays in float32 then has two registers for a vector (`of`).
     ``fused``: multiply and add are one instruction. ``arch`` is the first word of the target's triple, ``dot_product``
     what it has for int8; ``amx``: products of int8 may use tile registers. ``pairs``: products by constant weights are
-    of bfloat16, two at a time.
+    of bfloat16, two at a time, in ``pair_ports`` instructions a cycle.
     """
 
     lanes: int
@@ -76,6 +76,7 @@ class Machine:
     amx: bool = False
     halves: bool = False
     pairs: bool = False
+    pair_ports: int = 0
 
     @classmethod
     def of(cls, target: Target, *, halves: bool = False) -> Machine:
@@ -93,6 +94,7 @@ class Machine:
             arch=target.arch,
             dot_product=target.dot_product,
             halves=halves,
+            pair_ports=target.bfloat16_ports,
         )
 
     def computing(self, dtype: str) -> Machine:
@@ -119,11 +121,11 @@ class Machine:
     def multiplies_pairs(self, rows: int | None) -> bool:
         """Return whether so many ``rows`` (None: any number) are multiplied by weights in pairs of bfloat16.
 
-        On x86 the instruction starts once a cycle at best. Where two float32 multiply-adds do, on Sapphire Rapids,
-        tiles of pairs took 1.6 to 1.8 times as long (measured); one row, which waits for its weights, 0.6. On ARM's
-        Neoverse V1 it starts as often as a multiply-add (Arm Neoverse V1 Software Optimization Guide).
+        On Sapphire Rapids one starts in a cycle, where two float32 multiply-adds do: tiles of pairs took 1.6 to 1.8
+        times as long (measured); one row, which waits for its weights, 0.6. On Zen 5 (measured) and ARM's Neoverse V1
+        (its Software Optimization Guide) it starts as often as a multiply-add.
         """
-        return self.pairs and (self.arch != "x86_64" or self.fma_ports < PAIR_PORTS * PAIRED or rows == 1)
+        return self.pairs and (self.fma_ports < self.pair_ports * PAIRED or rows == 1)
 
     def fma_cycles(self, vectors: float) -> float:
         """Cycles of that many vectors multiplied and added, at best."""

@@ -161,12 +161,17 @@ def test_what_no_number_is_stays_none_and_an_odd_number_of_steps_is_float32() ->
     np.testing.assert_allclose(found, x @ weight, rtol=1e-5, atol=1e-5)
 
 
-def test_where_pairs_start_half_as_often_only_one_row_is_of_them(tmp_path: Path) -> None:
-    for rows, is_paired in ((1, True), (8, False)):
-        net, folder = Net(), tmp_path / str(rows)
-        model = net.finish((rows, 64), net.node("MatMul", "x", net.constant(np.ones((64, 64)))))
-        build(model, Target.from_tag("intel/sapphire-rapids"), PAIRS, dump=folder)
-        assert ("vdpbf16ps" in next(folder.glob("*-code.txt")).read_text()) == is_paired
+@pytest.mark.parametrize(
+    ("tag", "rows", "is_paired"),
+    [("intel/sapphire-rapids", 1, True), ("intel/sapphire-rapids", 8, False), ("amd/zen5", 8, True)],
+)
+def test_where_pairs_start_half_as_often_only_one_row_is_of_them(
+    tag: str, rows: int, is_paired: bool, tmp_path: Path
+) -> None:
+    net = Net()
+    model = net.finish((rows, 64), net.node("MatMul", "x", net.constant(np.ones((64, 64)))))
+    build(model, Target.from_tag(tag), PAIRS, dump=tmp_path)
+    assert ("vdpbf16ps" in next(tmp_path.glob("*-code.txt")).read_text()) == is_paired
 
 
 def test_rows_that_several_products_read_are_rounded_once(tmp_path: Path) -> None:
@@ -180,7 +185,7 @@ def test_rows_that_several_products_read_are_rounded_once(tmp_path: Path) -> Non
 def test_other_cpus_and_quantized_models_are_refused() -> None:
     with pytest.raises(
         TargetError,
-        match=r"a CPU with arithmetic in bfloat16: amd/zen4, arm/neoverse-v1, .*, intel/sapphire-rapids-amx, found",
+        match=r"a CPU with arithmetic in bfloat16: amd/zen4, amd/zen5, .*, intel/sapphire-rapids-amx, found",
     ):
         build(dense_net((4,)), Target.from_tag("x86-64/v4"), PAIRS)
     net = QuantizedNet(1, 16, 8, 8)
