@@ -45,6 +45,7 @@ REWRITES: tuple[Rewrite, ...] = (
     peel_padding.peel,  # padded copies without tests in their loops
     tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
+    tail_tiles.even_blocks,  # as much for each thread
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
     rows.bound_groups,  # nor one without a row

@@ -247,6 +247,12 @@ class Graph:
             return value
         return self.builder.match_cast(value, relax.TensorType(extents, dtype_of(value)))
 
+    def as_named(self, value: relax.Expr, other: relax.Expr) -> relax.Expr:
+        """Return a value with the names for its extents that ``other``, which is as large, has for them."""
+        if shape_of(value) == shape_of(other):
+            return value
+        return self.builder.match_cast(value, relax.TensorType(list(shape_of(other)), dtype_of(value)))
+
     def kernel(self, template: Callable[..., Any], *tensors: relax.Expr, name: str, **settings: Any) -> relax.Expr:
         """Emit a call of the kernel that ``template(*tensors, **settings)`` describes as a tensor expression."""
         return self.builder.emit_te(partial(template, **settings), *tensors, primfunc_name_hint=name)

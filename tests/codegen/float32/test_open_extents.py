@@ -13,11 +13,13 @@ from tvm.s_tir.schedule import SBlockRV
 from forge_pipeline.codegen.float32.products import open_matmul
 from forge_pipeline.codegen.float32.products.matmul import multiply_panels
 from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.edges import tail_tiles
 from forge_pipeline.codegen.tir.edges.tail_tiles import NARROW
 from forge_pipeline.codegen.tir.flatten_pixels import flatten
 from forge_pipeline.codegen.tir.machine import Machine
 from forge_pipeline.target import Target
 from tests.support.tiled import Shape, assert_same, compiled, model
+from tests.support.visits import visited
 
 LENGTHS = (0, 1, 2, 5, 17, 64, 100)
 """None, one, less than any tile, and such as tiles, panels and vectors divide or do not."""
@@ -113,6 +115,22 @@ def test_rows_of_all_sequences_are_rows_of_one_product() -> None:
     outer, inner = (sch.get(loop).extent for loop in sch.get_loops(sums)[:2])
     assert int(outer) == 1
     assert tvm_ffi.structural_equal(inner, rows, map_free_vars=True)
+
+
+@pytest.mark.parametrize("length", [17, 20, 25, 32])
+def test_threads_share_rows_evenly(length: int) -> None:
+    sch, _, rows = rows_by_matrix()
+    open_matmul.schedule(sch, Machine.of(Target.from_tag("x86-64/v3")))
+    function = tail_tiles.shift_tiles(tail_tiles.even_blocks(sch.mod["main"]))
+    (loop,) = (each for each in rewriting.loops(function.body) if each.kind == tirx.ForKind.PARALLEL)
+    known = {rows.a: 1, rows.b: length}
+    of_block = [
+        [row for name, row in visited(loop.body, known | {loop.loop_var: block}, axis=1) if name == "product_init"]
+        for block in range(2)
+    ]
+    assert {row for each in of_block for row in each} == set(range(length))
+    few, many = sorted(len(set(each)) for each in of_block)
+    assert many - few < 4  # of two tiles
 
 
 def test_fewer_rows_than_a_tile_are_one_block_without_tests() -> None:

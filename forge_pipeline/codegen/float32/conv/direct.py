@@ -82,7 +82,9 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored:
         name = "conv2d_planar" if is_nchw else "conv2d"
         kept = (stored or graph.constant)(packed)
         summed = graph.kernel(convolve, read, kept, name=name, geometry=own, plan=plan)
-        total = summed if total is None else graph.emit(relax.op.add(summed, graph.named(total)))
+        if total is not None:
+            summed = graph.emit(relax.op.add(graph.as_named(summed, total), total))
+        total = summed if count == geometry.channels else graph.named(summed)
     assert total is not None  # noqa: S101 - there is a part
     return total
 

@@ -99,6 +99,11 @@ def test_taps_that_lie_beside_the_image_are_left_out(image: Shape, filters: int,
     assert_same(source, [{}], terms=9 * int(image[1]), tag=TAG)
 
 
+def test_an_image_of_any_size_with_weights_that_are_summed_up_in_parts() -> None:
+    source = dilated((1, 1200, "height", "width"), 16, dilations=[1, 1], strides=[2, 2], pads=[1, 1, 1, 1])
+    assert_same(source, [{"height": h, "width": w} for h, w in ((3, 4), (7, 7))], terms=9 * 1200, tag=TAG)
+
+
 def test_taps_are_left_out_of_images_of_any_size() -> None:
     source = dilated((1, 20, "height", "width"), 24, dilations=[6, 9], pads=[6, 9, 6, 9], strides=[2, 1])
     sizes = [{"height": h, "width": w} for h, w in ((1, 1), (5, 30), (13, 10), (40, 37))]

@@ -5,9 +5,8 @@ Sizes come one after the other, some of them smaller than a tile. The reference 
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from tests.support.int8.any_size import SIZES, expect_same
 from tests.support.int8.compare import HERE, OPTIONS, assembly_of, compiled, reference
 from tests.support.int8.dynamic import layer, measured
 from tests.support.int8.net import IN, OUT, Net, convolution, exact_scales, unsized
+from tests.support.visits import visited
 
 KINDS = {
     "pointwise": (24, 1, 1, {}),
@@ -210,39 +210,6 @@ def test_convolutions_of_any_size_are_built_with_the_instructions_of_every_targe
 def test_no_pixel_of_an_image_of_any_size_is_asked_for_being_inside(tag: str) -> None:
     lowered = lower(import_model(prepare(kinds(["padded", "depthwise"]))), Target.from_tag(tag), OPTIONS)
     assert "if_then_else" not in lowered.module.script(show_meta=False)
-
-
-OPERATORS = {
-    **{"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv, "Min": min},
-    **{"FloorMod": operator.mod, "LT": operator.lt, "LE": operator.le, "GE": operator.ge, "And": operator.and_},
-}
-
-
-def visited(statement: Any, known: dict[Any, int], axis: int) -> Iterator[tuple[str, int]]:
-    """Yield each block that a scheduled kernel runs, and where along an axis, of vectors the first element."""
-    from tvm import s_tir, tirx
-
-    def value(expression: Any) -> int:
-        if isinstance(expression, tirx.IntImm):
-            return int(expression)
-        if expression in known:
-            return known[expression]
-        return int(OPERATORS[type(expression).__name__](value(expression.a), value(expression.b)))
-
-    if isinstance(statement, tirx.For):
-        for index in range(1 if statement.kind == tirx.ForKind.VECTORIZED else value(statement.extent)):
-            yield from visited(statement.body, known | {statement.loop_var: index}, axis)
-    elif isinstance(statement, tirx.IfThenElse):
-        taken = statement.then_case if value(statement.condition) else statement.else_case
-        yield from visited(taken, known, axis)
-    elif isinstance(statement, tirx.SeqStmt):
-        for part in statement.seq:
-            yield from visited(part, known, axis)
-    elif isinstance(statement, s_tir.SBlockRealize):
-        if not statement.iter_values:
-            yield from visited(statement.block.body, known, axis)
-        elif value(statement.predicate):
-            yield statement.block.name_hint, value(statement.iter_values[axis])
 
 
 def test_every_pixel_that_is_read_in_place_is_in_a_tile_within_the_image_and_few_are_in_two() -> None:

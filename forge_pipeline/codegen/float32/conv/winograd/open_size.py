@@ -9,7 +9,7 @@ transforms are those of `tiles`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any
 
@@ -36,7 +36,7 @@ from forge_pipeline.codegen.tir.machine import Machine
 NAME = "open_winograd"
 
 UNIT = "forge.tiles_of_group"
-"""The annotation of a loop over a group's tiles: how many each turn computes."""
+"""The annotation of a loop over a group's tiles: how many each turn computes, and the numbers of `Group`."""
 
 IMAGE_AXES = 5
 """Those of a blocked image: batch, block of channels, height, width, lane."""
@@ -44,14 +44,28 @@ IMAGE_AXES = 5
 LARGEST = 64
 """Tiles of a group at most: what one thread takes at a time."""
 
+MOST_PARTS = 4
+"""Groups that threads share, at least: each reads all weights."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Group:
-    """``tiles`` of a group, a multiple of ``pixels``, those of a register tile by ``vectors`` of filters."""
+    """``tiles`` of a group, a multiple of ``pixels``, those of a register tile by ``vectors`` of filters.
+
+    ``parts``: how many groups an image has at least, where threads share groups; 1 where they do not.
+    """
 
     tiles: int
     pixels: int
     vectors: int
+    parts: int
+
+    def taken(self, tiles: Any) -> Any:
+        """Return how many of an image's ``tiles`` a group takes: what threads share is as much for each."""
+        if self.parts == 1:
+            return self.tiles
+        groups = largest(divided(tiles, self.tiles), self.parts)
+        return divided(divided(largest(tiles, 1), groups), self.pixels) * self.pixels
 
 
 def choose_group(
@@ -61,16 +75,28 @@ def choose_group(
     counts = tuple(prod(transform.tiles(image)) for image in images)
     pixels, vectors = dynamic_shape.typical_tile(machine, oc_blocks, channels, widths=counts)
     room = machine.l2 // 2 // (machine.item * transform.size**2 * channels)
-    return Group(tiles=max(1, min(room, LARGEST) // pixels) * pixels, pixels=pixels, vectors=vectors)
+    parts = 1 if shares_filters(machine, oc_blocks, vectors) else min(machine.cores, MOST_PARTS)
+    return Group(tiles=max(1, min(room, LARGEST) // pixels) * pixels, pixels=pixels, vectors=vectors, parts=parts)
+
+
+def shares_filters(machine: Machine, oc_blocks: int, vectors: int) -> bool:
+    """Return whether threads share filters, as on the small images that have many of them, rather than groups."""
+    return oc_blocks // vectors >= machine.cores
+
+
+def largest(one: Any, other: int) -> Any:
+    """Return the larger of an extent and a number."""
+    return max(one, other) if isinstance(one, int) else tirx.max(one, tirx.const(other, one.ty.dtype))
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform, group: Group) -> te.Tensor:
     """Describe the convolution of a blocked image with weights as ``winograd_weight`` makes them."""
     geometry = geometry.of(image)
     oc_blocks, ic_blocks, step, number = int(weight.shape[0]), int(image.shape[1]), transform.step, group.tiles
-    dtype, tiles_w = image.dtype, transform.tiles(geometry)[1]
-    components = image_components(image, tirx.const(0.0, dtype), dtype, ic_blocks, geometry, transform, number)
-    products = multiply(components, weight, {UNIT: [group.pixels, group.vectors]})
+    dtype, (tiles_h, tiles_w) = image.dtype, transform.tiles(geometry)
+    taken = simplify(group.taken(tiles_h * tiles_w))
+    components = image_components(image, tirx.const(0.0, dtype), dtype, ic_blocks, geometry, transform, number, taken)
+    products = multiply(components, weight, {UNIT: list(astuple(group))})
     batch, groups, *_, lanes = products.shape
 
     def component(n: Any, g: Any, oc: Any, t: Any, i: Any, j: Any, lane: Any) -> Any:
@@ -80,7 +106,7 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform:
 
     def place(n: Any, oc: Any, h: Any, w: Any, lane: Any) -> Any:
         tile = h // step * tiles_w + w // step
-        return result[n, tile // number, oc, tile % number, h % step, w % step, lane]
+        return result[n, tile // taken, oc, tile % taken, h % step, w % step, lane]
 
     shape = (batch, oc_blocks, *geometry.output, lanes)
     return te.compute(shape, place, name="convolve", attrs={primitives.FAMILY: NAME})
@@ -105,23 +131,29 @@ def by_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     is_pixelwise = all(isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in extents)
     if len(last.block.iter_vars) != IMAGE_AXES or not is_pixelwise:
         return function  # what the schedule refuses, with a reason
-    body = tirx.SeqStmt([*before, _in_groups(last, rewriting.realizes(root.body))])
+    group = _group_of(sch)
+    body = tirx.SeqStmt([*before, _in_groups(last, rewriting.realizes(root.body), group)])
     block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=root.alloc_buffers)
     return function.with_body(SBlockRealize([], True, block))
 
 
-def _in_groups(realize: SBlockRealize, blocks: list[SBlockRealize]) -> Any:
+def _group_of(sch: Schedule) -> Group:
+    return Group(*(int(number) for number in sch.get(sch.get_sblock(STAGES[3])).annotations[UNIT]))
+
+
+def _in_groups(realize: SBlockRealize, blocks: list[SBlockRealize], group: Group) -> Any:
     """Return the loops of the block that writes, over groups of tiles; ``blocks`` are all of the kernel."""
     result = next(item.block.writes[0].source for item in blocks if item.block.name_hint == STAGES[5])
     batch, groups, oc_blocks, number, step, _, lanes = result.ty.shape
     n, oc, h, w, lane = (axis.var for axis in realize.block.iter_vars)
     height, width = (axis.dom.extent for axis in realize.block.iter_vars[2:4])
     tiles_w = simplify(divided(width, step))
+    taken = simplify(group.taken(divided(height, step) * tiles_w))
     names = ("n", "g", "oc", "t", "y", "x", "lane")
     extents = (batch, groups, oc_blocks, number, step, step, lanes)
     loops, axes = ([tirx.Var(f"{name}{kind}", "int64") for name in names] for kind in ("", "_axis"))
 
-    tile = axes[1] * number + axes[3]
+    tile = axes[1] * taken + axes[3]
     row, column = tirx.floordiv(tile, tiles_w) * step + axes[4], tirx.floormod(tile, tiles_w) * step + axes[5]
 
     def read(load: TensorLoad) -> TensorLoad:
@@ -151,15 +183,16 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     Loops over pixels that are tested one by one are LLVM's to unroll: it takes TVM a second and more to simplify the
     tests of 36 pixels.
     """
-    tiles, _, both, products, half, result = (sch.get_sblock(name) for name in STAGES)
+    tiles, _, both, _, half, result = (sch.get_sblock(name) for name in STAGES)
     last = primitives.blocks(sch)[-1]
-    pixels, vectors = (int(number) for number in sch.get(products).annotations[UNIT])
+    group = _group_of(sch)
+    pixels, vectors = group.pixels, group.vectors
     n, g, oc, t, _, _, lane = sch.get_loops(last)
     oc_blocks, lanes = primitives.static(sch, oc), primitives.static(sch, lane)
     size, ic_blocks = (primitives.static(sch, sch.get_loops(both)[axis]) for axis in (2, 4))
     oc_out, oc_in = sch.split(oc, [None, vectors])
     sch.reorder(oc_out, t, oc_in)
-    sch.annotate(t, UNIT, 1)
+    sch.annotate(t, UNIT, [1, *astuple(group)])
     shared = primitives.fuse(sch, [n, g])
     for block in (result, half):
         sch.compute_at(block, oc_in, preserve_unit_loops=True)
@@ -168,11 +201,12 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     for block in (result, half):
         primitives.vectorize_and_unroll(sch, block, below=4, lanes=lanes)
 
-    sch.annotate(schedule_products(sch, machine, oc_out, pixels, lanes), UNIT, pixels)
+    over_pixels = schedule_products(sch, machine, oc_out, pixels, lanes)
+    sch.annotate(over_pixels, UNIT, [pixels, *astuple(group)])
     c, tile = place_image(sch, shared, lanes)
-    sch.annotate(tile, UNIT, 1)
+    sch.annotate(tile, UNIT, [1, *astuple(group)])
     sch.vectorize(sch.get_loops(tiles)[-1])
-    if oc_blocks // vectors >= machine.cores:  # as on the small images that have many filters
+    if shares_filters(machine, oc_blocks, vectors):
         work = ic_blocks * lanes * size * size * primitives.UNKNOWN
         primitives.parallel_if_worth(sch, oc_out, work * oc_blocks * lanes)
         primitives.parallel_if_worth(sch, c, work)
@@ -186,16 +220,18 @@ def bound_groups(function: tirx.PrimFunc) -> tirx.PrimFunc:
     if not any(UNIT in loop.annotations for loop in rewriting.loops(function.body)):
         return function
     last = rewriting.realizes(function.body)[-1].block
-    number, step = (last.iter_vars[axis].dom.extent for axis in (3, 4))
+    step = last.iter_vars[4].dom.extent
     height, width = last.writes[0].source.ty.shape[2:4]
     tiles = divided(height, step) * divided(width, step)
 
     def bound(loop: tirx.For, mutator: Any) -> Any:
         if UNIT not in loop.annotations:
             return mutator.default_mutate(loop)
-        unit, inside = int(loop.annotations[UNIT]), [inner.loop_var for inner in rewriting.loops(loop)]
+        unit, *shared = (int(number) for number in loop.annotations[UNIT])
+        taken = Group(*shared).taken(tiles)
+        inside = [inner.loop_var for inner in rewriting.loops(loop)]
         group = rewriting.at_zero(rewriting.realizes(loop)[0].iter_values[1], inside)
-        left = divided(tiles - group * number, unit)
+        left = divided(tirx.min(taken, tiles - group * taken), unit)
         notes = {name: note for name, note in loop.annotations.items() if name != UNIT}
         extent = tirx.min(loop.extent, left)
         return tirx.For(

@@ -114,22 +114,29 @@ def combine(matrix: Array, row: Any, dtype: str, read: Callable[[int], Any]) -> 
 
 
 def image_components(
-    image: te.Tensor, pad: Any, dtype: str, blocks: int, geometry: Geometry, transform: Transform, group: int = 0
+    image: te.Tensor,
+    pad: Any,
+    dtype: str,
+    blocks: int,
+    geometry: Geometry,
+    transform: Transform,
+    group: int = 0,
+    taken: Any = 0,
 ) -> te.Tensor:
     """Describe a blocked image, ``pad`` around it, as components (batch, i, j, blocks, tiles, lanes) of ``dtype``.
 
-    With a ``group``, so many tiles are counted apart: (batch, groups, i, j, blocks, group, lanes).
+    With a ``group``, tiles are counted apart: (batch, groups, i, j, blocks, group, lanes), ``taken`` of them in each.
     """
     batch, _, height, width, lanes = image.shape
     step, size = transform.step, transform.size
     top, left, _, _ = geometry.padding
     tiles_h, tiles_w = transform.tiles(geometry)
     number = group or tiles_h * tiles_w
-    outer = (batch, simplify(divided(tiles_h * tiles_w, group))) if group else (batch,)
+    outer = (batch, simplify(divided(tiles_h * tiles_w, taken))) if group else (batch,)
 
     def pixel(n: Any, *at: Any) -> Any:
         *before, block, t, a, b, lane = at
-        tile = before[0] * group + t if group else t
+        tile = before[0] * taken + t if group else t
         y, x = tile // tiles_w * step + a - top, tile % tiles_w * step + b - left
         inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
         return tirx.if_then_else(inside, image[n, block, y, x, lane], pad).astype(dtype)
