@@ -307,7 +307,8 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
 
     Pixels of a pointwise convolution whose bytes are read where they lie are one row (`flatten_pixels`), whose last
     tile is moved back (`tail_tiles`). Every other one reads a copy of some rows, which it needs anyway, with a margin
-    for whole tiles.
+    for whole tiles; where weights outgrow the second cache, the image is small: it is copied whole, and threads share
+    the filters.
     """
     annotations = sch.get(anchor).annotations
     pixels, vectors = int(annotations[PIXELS]), int(annotations[VECTORS])
@@ -321,6 +322,8 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     n, oc, h, w, out, *reduction, k_inner = sch.get_loops(anchor)
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
+    is_blocked = bool(before) and primitives.extents(sch, before[-1])[-1] == lanes
+    is_small = is_blocked and dot_product(machine).k_inner * lanes * oc_blocks * steps > machine.l2
     oc_out, oc_in = sch.split(oc, [None, vectors])
     if in_place:
         tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
@@ -329,17 +332,27 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
         if pixels > 1:
             sch.annotate(w_out, TILES, pixels)
     else:
-        row_block, h_in = sch.split(h, [None, ROW_BLOCK])
         w_out, w_in = sch.split(w, [None, pixels])
-        outer, inner = ([n, row_block], [oc_out, h_in, w_out]) if before else ([n, row_block, oc_out], [h_in, w_out])
+        if is_small:
+            outer, inner = [n, oc_out], [h, w_out]
+            ask_for_next(sch, h, machine, shared=True)
+        else:
+            row_block, h_in = sch.split(h, [None, ROW_BLOCK])
+            outer, inner = [n, row_block, oc_out], [h_in, w_out]
+            if before:
+                outer, inner = outer[:2], [oc_out, *inner]
     sch.annotate(w_out, MARGIN, pixels)
     sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, k_inner)
     shared = primitives.fuse(sch, outer)
     stores = narrow_store.compute_at(sch, last, inner[-1])
     for block in before[-1:]:
-        sch.compute_at(block, shared)
-        if primitives.extents(sch, block)[-1] == lanes:
+        if not is_small:
+            sch.compute_at(block, shared)
+        if is_blocked:
             sch.vectorize(sch.get_loops(block)[-1])
+            if is_small:
+                copied = primitives.fuse(sch, sch.get_loops(block)[:2])
+                primitives.parallel_if_worth(sch, copied, lanes * primitives.UNKNOWN**2)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps // STEPS)
     for loop in (w_in, oc_in, reduction[-1]):
         sch.unroll(loop)

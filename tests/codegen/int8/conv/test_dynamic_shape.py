@@ -172,6 +172,16 @@ def test_a_clipped_result_whose_extents_are_claimed_to_be_others_keeps_its_bound
         np.testing.assert_array_equal(engine(x)[0], reference(model, x, optimized=False)[0])
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_small_image_of_many_channels_is_copied_whole_and_its_filters_are_shared(stride: int) -> None:
+    net = Net(1, 512, 8, 8)
+    y = net.pair(convolution(net, 512, 512, 3, pads=[1] * 4, strides=[stride] * 2), OUT)
+    model = unsized(net.finish(y), 2, 3)
+    expect_same(model)
+    kernel = next(text for name, text in kernel_texts(model).items() if "conv2d" in name)
+    assert [loop for loop in re.findall(r"for (\w+) in T.parallel", kernel) if "oc_block" in loop]
+
+
 def test_an_image_of_few_channels_and_any_size_is_read_as_words() -> None:
     net = Net(1, 3, 8, 8)
     first = net.pair(convolution(net, 3, 16, 3, pads=[1] * 4, strides=[2, 2]), OUT)
@@ -210,6 +220,12 @@ def test_convolutions_of_any_size_are_built_with_the_instructions_of_every_targe
 def test_no_pixel_of_an_image_of_any_size_is_asked_for_being_inside(tag: str) -> None:
     lowered = lower(import_model(prepare(kinds(["padded", "depthwise"]))), Target.from_tag(tag), OPTIONS)
     assert "if_then_else" not in lowered.module.script(show_meta=False)
+
+
+def kernel_texts(model: onnx.ModelProto) -> dict[str, str]:
+    """Return the kernels that a model is lowered to here, by name."""
+    functions = lower(import_model(prepare(model)), Target.from_tag(HERE), OPTIONS).module.functions_items()
+    return {name.name_hint: function.script() for name, function in functions}
 
 
 def test_every_pixel_that_is_read_in_place_is_in_a_tile_within_the_image_and_few_are_in_two() -> None:
