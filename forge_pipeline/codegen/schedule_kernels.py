@@ -51,6 +51,7 @@ REWRITES: tuple[Rewrite, ...] = (
     rows.bound_groups,  # nor one without a row
     tail_tiles.shift_tiles,  # nor one that reaches too far
     prefetch.prefetch_weights,  # the next panel's lines
+    prefetch.prefetch_pixels,  # and the next channels'
     last_tiles.part,  # the last tile of a row, where it is smaller
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
     open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers

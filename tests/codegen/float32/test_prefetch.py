@@ -191,6 +191,33 @@ def test_tiles_of_any_number_of_rows_share_what_they_ask_for(rows: int, tag: str
     assert max(map(len, each)) <= -(-size // count) + len(loads)
 
 
+@pytest.mark.parametrize(
+    ("tag", "size", "is_asked"),
+    [("x86-64/v4", 96, True), ("x86-64/v4", 14, False), ("x86-64/v3", 96, False), ("arm/neoverse-v1", 96, False)],
+)
+def test_a_tile_asks_for_pixels_of_later_channels_of_an_image_that_outgrows_the_second_cache(
+    tag: str, size: int, is_asked: bool
+) -> None:
+    (kernel,) = (each for each in kernels(convolution(size, 1, channels=128), tag) if updates(each))
+    image = kernel.params[0]
+    asked = [load for call in found(kernel.body, Call) if is_prefetch(call) for load in found(call, TensorLoad)]
+    of_image = [load for load in asked if load.source.same_as(image)]
+    assert bool(of_image) == is_asked
+    if is_asked:
+        update = updates(kernel)[0]
+        read = next(load for load in rewriting.loads(update.block.body) if load.source.same_as(image))
+        values = dict(zip((axis.var for axis in update.block.iter_vars), update.iter_values, strict=True))
+        channels = rewriting.substitute(read.indices[1], values.get)
+        distances = {int(Analyzer().simplify(load.indices[1] - channels)) for load in of_image}
+        assert distances == {2}
+        assert len({str(load.indices[2:4]) for load in of_image}) == len(of_image) > 1  # one for each pixel of a tile
+
+
+def updates(kernel: tirx.PrimFunc) -> list[Any]:
+    """Return the blocks of a convolution that add to a sum."""
+    return [each for each in rewriting.realizes(kernel.body) if each.block.name_hint == "sums_update"]
+
+
 def asks(kernel: tirx.PrimFunc) -> bool:
     return any(map(is_prefetch, found(kernel.body, Call)))
 

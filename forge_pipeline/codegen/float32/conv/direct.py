@@ -32,7 +32,7 @@ from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitive
 from forge_pipeline.codegen.tir.edges import last_tiles, skipped_taps
 from forge_pipeline.codegen.tir.elementwise_blocks import pad_at
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_for_next
+from forge_pipeline.codegen.tir.prefetch import ask_for_next, ask_for_pixels
 
 NAME = "direct"
 ROW_BLOCKS, PIXELS, VECTORS = "forge.row_blocks", "forge.pixels", "forge.vectors"
@@ -246,6 +246,7 @@ def schedule(sch: Schedule, machine: Machine) -> None:
         row_block, along = primitives.rows_and_columns(sch, row_block, along)
         row_block, *between = sch.split(row_block, [row_blocks, None])
     lanes = primitives.static(sch, out)
+    image = machine.item * work // primitives.static(sch, oc) // lanes
     oc_out, oc_in = sch.split(oc, [None, vectors])
     along, pixel = sch.split(along, [None, pixels])
     sch.reorder(n, row_block, oc_out, *between, along, *reduction, pixel, oc_in, out)
@@ -257,6 +258,8 @@ def schedule(sch: Schedule, machine: Machine) -> None:
     last_tiles.mark(sch, along)
     if not between:
         ask_for_next(sch, along, machine)
+    if FLAT in annotations and image > machine.l2:
+        ask_for_pixels(sch, reduction[0], machine)
     sch.reverse_compute_at(last, along)
     primitives.parallel_if_worth(sch, shared, work // primitives.MULTIPLY_ADDS)
     pad_at(sch, before, shared if shares_row_blocks and skipped_taps.WINDOWS not in annotations else None, machine)

@@ -22,7 +22,7 @@ from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.elementwise_blocks import pad_at, schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_for_next
+from forge_pipeline.codegen.tir.prefetch import ask_for_next, ask_for_pixels
 
 WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""
@@ -79,6 +79,7 @@ def schedule_pointwise(sch: Schedule, machine: Machine, anchor: SBlockRV) -> Non
     sch.reorder(n, h, row_block, oc_out, w_out, *reduction, w_in, oc_in, out)
     if not is_narrow(sch):
         ask_for_next(sch, w_out, machine, min(tiles, FEWEST_TILES), shared=True)
+        ask_for_pixels(sch, reduction[0], machine)
     shared = primitives.fuse(sch, [n, h, row_block, oc_out])
     sch.reverse_compute_at(last, w_out)
     primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)

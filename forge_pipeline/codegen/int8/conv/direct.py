@@ -323,7 +323,7 @@ def _schedule_dynamic_shape(sch: Schedule, machine: Machine, anchor: SBlockRV) -
     oc_blocks, lanes = (primitives.static(sch, loop) for loop in (oc, out))
     steps = primitives.product(primitives.static(sch, loop) for loop in reduction)
     is_blocked = bool(before) and primitives.extents(sch, before[-1])[-1] == lanes
-    is_small = is_blocked and dot_product(machine).k_inner * lanes * oc_blocks * steps > machine.l2
+    is_small = not in_place and is_blocked and dot_product(machine).k_inner * lanes * oc_blocks * steps > machine.l2
     oc_out, oc_in = sch.split(oc, [None, vectors])
     if in_place:
         tiles = max(1, min(machine.l2 // 2 // (dot_product(machine).k_inner * steps), MOST_PIXELS) // pixels)
