@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=["onnxruntime", "openvino"])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path, help="a chart")
     chosen = parser.parse_args(arguments)
