@@ -1,4 +1,4 @@
-"""Weights asked for ahead: tiles that share some weights ask, line by line, for those that come next.
+"""Weights, and pixels, asked for ahead: tiles that share some weights ask, line by line, for those that come next.
 
 Tiles of one panel read it from the second cache, many times, and arithmetic hides that. The next panel lies behind that
 cache, in memory for a model of any size, and the CPU's own prefetcher starts anew with each of them: the first tile of
@@ -144,9 +144,7 @@ def _asked_ahead(steps: tirx.For, around: Any, weights: set[Any]) -> list[tirx.E
         *outer, last = (rewriting.substitute(at, zero.get) for at in found.indices)
         line = LINE * 8 // DataType(str(found.buffer.ty.dtype)).bits
         for start in range(0, -(-size // LINE) * line, line):
-            address = tirx.address_of(tirx.BufferLoad(found.buffer, [*outer, last + start]))
-            call = tirx.call_llvm_intrin("void", "llvm.prefetch", address, READ, FIRST_CACHE, DATA)
-            asked.append(tirx.Evaluate(call))
+            asked.append(_asked(found.buffer, [*outer, last + start], FIRST_CACHE))
     return asked
 
 
@@ -178,13 +176,17 @@ def _asked_pixels(blocks: tirx.For) -> list[tirx.Evaluate]:
             (pixels,) = moved
             start = {loop.loop_var: 0 for loop in inside} | {blocks.loop_var: blocks.loop_var + BLOCKS_AHEAD}
             places = [start | {pixels.loop_var: pixel} for pixel in range(int(pixels.extent))]
-            return [_asked(buffer, [rewriting.substitute(at, place.get) for at in read.indices]) for place in places]
+            return [
+                _asked(buffer, [rewriting.substitute(at, place.get) for at in read.indices], FIRST_CACHE)
+                for place in places
+            ]
     return []
 
 
-def _asked(buffer: Any, indices: Sequence[Any]) -> tirx.Evaluate:
+def _asked(buffer: Any, indices: Sequence[Any], cache: int) -> tirx.Evaluate:
+    """Return a prefetch of an element's line."""
     address = tirx.address_of(tirx.BufferLoad(buffer, indices))
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, READ, FIRST_CACHE, DATA))
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, READ, cache, DATA))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,9 +246,7 @@ class _Panel:
             run, within = tirx.floordiv(line, self.lines), tirx.floormod(line, self.lines)
             offset = run * self.apart + within * self.line
         *outer, last = self.first
-        address = tirx.address_of(tirx.BufferLoad(self.buffer, [*outer, last + offset]))
-        name = "llvm.prefetch"
-        return tirx.Evaluate(tirx.call_llvm_intrin("void", name, address, READ, SECOND_CACHE, DATA))
+        return _asked(self.buffer, [*outer, last + offset], SECOND_CACHE)
 
 
 def _turns(loops: Sequence[tirx.For]) -> int:

@@ -165,12 +165,21 @@ def even_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, level)]))
 
 
+def even_share(extent: Any, most: int, unit: int, least: int = 1) -> Any:
+    """Return how many units of ``unit`` elements each of an extent's blocks has, all as many or the last one fewer.
+
+    Blocks are as few as have ``most`` elements, but ``least``.
+    """
+    one = tirx.const(1, extent.ty.dtype)
+    blocks = tirx.max(tirx.floordiv(extent + (most - 1), most), one * least)
+    return tirx.floordiv(tirx.max(extent, one) + (blocks * unit - 1), blocks * unit)
+
+
 def _in_even_blocks(loop: tirx.For) -> tirx.For:
     """Return a loop over a block's tiles of which there are no more blocks than before. Tests stay: they go later."""
     tile, counter, extent, analyzer = int(loop.annotations[TILES]), loop.loop_var, _extent(loop), Analyzer()
-    full = loop.extent * tile
-    blocks = tirx.max(tirx.floordiv(extent + (full - 1), full), tirx.const(1, extent.ty.dtype))
-    tiles = analyzer.simplify(tirx.floordiv(tirx.floordiv(extent + (tile - 1), tile) + (blocks - 1), blocks))
+    full = int(loop.extent) * tile
+    tiles = analyzer.simplify(even_share(extent, full, tile))
     inside = [inner.loop_var for inner in rewriting.loops(loop.body)]
 
     def move(realize: SBlockRealize) -> SBlockRealize:

@@ -31,6 +31,7 @@ from forge_pipeline.codegen.float32.conv.winograd.tiles import (
     result_tiles,
 )
 from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.edges.tail_tiles import even_share
 from forge_pipeline.codegen.tir.machine import Machine
 
 NAME = "open_winograd"
@@ -64,8 +65,8 @@ class Group:
         """Return how many of an image's ``tiles`` a group takes: what threads share is as much for each."""
         if self.parts == 1:
             return self.tiles
-        groups = largest(divided(tiles, self.tiles), self.parts)
-        return divided(divided(largest(tiles, 1), groups), self.pixels) * self.pixels
+        known = tirx.const(tiles, "int64") if isinstance(tiles, int) else tiles
+        return even_share(known, self.tiles, self.pixels, self.parts) * self.pixels
 
 
 def choose_group(
@@ -82,11 +83,6 @@ def choose_group(
 def shares_filters(machine: Machine, oc_blocks: int, vectors: int) -> bool:
     """Return whether threads share filters, as on the small images that have many of them, rather than groups."""
     return oc_blocks // vectors >= machine.cores
-
-
-def largest(one: Any, other: int) -> Any:
-    """Return the larger of an extent and a number."""
-    return max(one, other) if isinstance(one, int) else tirx.max(one, tirx.const(other, one.ty.dtype))
 
 
 def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, transform: Transform, group: Group) -> te.Tensor:
