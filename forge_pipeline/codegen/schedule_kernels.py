@@ -23,7 +23,6 @@ from forge_pipeline.codegen.tir import (
     middle_axis,
     open_rows,
     peel_padding,
-    prefetch,
     primitives,
     reduction,
     rewriting,
@@ -31,6 +30,8 @@ from forge_pipeline.codegen.tir import (
 )
 from forge_pipeline.codegen.tir.edges import edge_tiles, last_tiles, open_edges, skipped_taps, tail_tiles
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.prefetch.pixels import prefetch_pixels
+from forge_pipeline.codegen.tir.prefetch.weights import prefetch_weights
 
 ROOT = "root"
 """The block around a kernel whose loops can be moved; one that TVM wrote with its loops is a single block."""
@@ -50,8 +51,8 @@ REWRITES: tuple[Rewrite, ...] = (
     open_size.bound_groups,  # nor one without a result
     rows.bound_groups,  # nor one without a row
     tail_tiles.shift_tiles,  # nor one that reaches too far
-    prefetch.prefetch_weights,  # the next panel's lines
-    prefetch.prefetch_pixels,  # and the next channels'
+    prefetch_weights,  # the next panel's lines
+    prefetch_pixels,  # and the next channels'
     last_tiles.part,  # the last tile of a row, where it is smaller
     transposed_tiles.transpose_tiles,  # copies that exchange axes in registers
     open_rows.by_vectors,  # rows of open length that LLVM leaves to single numbers

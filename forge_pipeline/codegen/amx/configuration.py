@@ -19,7 +19,8 @@ from tvm import s_tir, tirx
 
 from forge_pipeline.codegen.amx.tiles import CONFIGURATION, LDTILECFG, TILERELEASE
 from forge_pipeline.codegen.tir import rewriting
-from forge_pipeline.codegen.tir.prefetch import DATA, READ, SECOND_CACHE, TYPICAL
+from forge_pipeline.codegen.tir.prefetch.reads import DATA, READ, SECOND_CACHE
+from forge_pipeline.codegen.tir.prefetch.weights import TYPICAL
 
 TILES: Final = "forge.amx"
 """The annotation of the loop whose turns multiply in tiles."""

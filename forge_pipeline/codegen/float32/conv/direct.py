@@ -32,7 +32,8 @@ from forge_pipeline.codegen.tir import bfloat16_pairs, flatten_pixels, primitive
 from forge_pipeline.codegen.tir.edges import last_tiles, skipped_taps
 from forge_pipeline.codegen.tir.elementwise_blocks import pad_at
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_for_next, ask_for_pixels
+from forge_pipeline.codegen.tir.prefetch.pixels import ask_for_pixels
+from forge_pipeline.codegen.tir.prefetch.weights import ask_for_next
 
 NAME = "direct"
 ROW_BLOCKS, PIXELS, VECTORS = "forge.row_blocks", "forge.pixels", "forge.vectors"

@@ -22,7 +22,8 @@ from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.elementwise_blocks import pad_at, schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_for_next, ask_for_pixels
+from forge_pipeline.codegen.tir.prefetch.pixels import ask_for_pixels
+from forge_pipeline.codegen.tir.prefetch.weights import ask_for_next
 
 WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""

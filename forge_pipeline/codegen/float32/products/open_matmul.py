@@ -18,7 +18,7 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-from forge_pipeline.codegen.tir.prefetch import ask_for_next
+from forge_pipeline.codegen.tir.prefetch.weights import ask_for_next
 
 NAME = "open_matmul"
 

@@ -14,7 +14,7 @@ from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks, tiles_of_block
 from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_ahead
+from forge_pipeline.codegen.tir.prefetch.weights import ask_ahead
 
 NAME = "block_matmul"
 ROWS, BITS_OF = "forge.rows", "forge.bits"

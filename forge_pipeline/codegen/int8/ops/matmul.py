@@ -36,7 +36,7 @@ from forge_pipeline.codegen.tir.edges.tail_tiles import (
 from forge_pipeline.codegen.tir.elementwise_blocks import schedule_elementwise
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine, divisors
-from forge_pipeline.codegen.tir.prefetch import FEWEST_ROWS, ask_for_next
+from forge_pipeline.codegen.tir.prefetch.weights import FEWEST_ROWS, ask_for_next
 
 NAME = "int8_matmul"
 ROWS = "forge.rows"

@@ -13,7 +13,7 @@ from forge_pipeline.codegen.float32.conv.direct import block_and_lane
 from forge_pipeline.codegen.float32.conv.winograd.tiles import STAGES
 from forge_pipeline.codegen.tir import primitives
 from forge_pipeline.codegen.tir.machine import Machine
-from forge_pipeline.codegen.tir.prefetch import ask_for_next
+from forge_pipeline.codegen.tir.prefetch.weights import ask_for_next
 
 
 def multiply(components: te.Tensor, weight: te.Tensor, attributes: Mapping[str, Any] | None = None) -> te.Tensor:

@@ -1,4 +1,4 @@
-"""Weights, and pixels, asked for ahead: tiles that share some weights ask, line by line, for those that come next.
+"""Weights asked for ahead: tiles that share some weights ask, line by line, for those that come next.
 
 Tiles of one panel read it from the second cache, many times, and arithmetic hides that. The next panel lies behind that
 cache, in memory for a model of any size, and the CPU's own prefetcher starts anew with each of them: the first tile of
@@ -18,13 +18,13 @@ from typing import Any
 
 import tvm_ffi
 from tvm import DataType, tirx
-from tvm.s_tir import SBlockRealize, Schedule
+from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
-from tvm.sym.analyzer import Analyzer
 
 from forge_pipeline.codegen.tir import primitives, rewriting
 from forge_pipeline.codegen.tir.edges import last_tiles
 from forge_pipeline.codegen.tir.machine import LINE, Machine
+from forge_pipeline.codegen.tir.prefetch.reads import FIRST_CACHE, SECOND_CACHE, Read, ask, reads_of, steps_of
 
 ASKS = "forge.asks"
 """The annotation of a loop over tiles: how many tiles, the first of them, share the work."""
@@ -34,13 +34,6 @@ SHARED = "forge.asks_shared"
 
 AHEAD = "forge.ahead"
 """The annotation of a loop along which weights are read once, in order."""
-
-PIXELS = "forge.asks_pixels"
-"""The annotation of a loop over blocks of channels: a tile's pixels of a later block are asked for."""
-
-BLOCKS_AHEAD = 2
-"""Blocks of channels between a tile's steps and those whose pixels it asks for: one block's steps are shorter than the
-way from the third cache (0.74 of the peak instead of 0.90, Zen 5)."""
 
 DISTANCE = 2048
 """Bytes that are asked for ahead: what memory brings while one line is on its way (measured on a Zen 3)."""
@@ -58,9 +51,6 @@ asked for in each step, where telling which takes as long as a part of the arith
 
 FRACTION = 16
 """Bits behind the point of the lines that a step asks for, where a call brings the number of tiles."""
-
-READ, SECOND_CACHE, FIRST_CACHE, DATA = 0, 2, 3, 1
-"""What `llvm.prefetch` is told."""
 
 
 def ask_for_next(
@@ -83,17 +73,6 @@ def ask_ahead(sch: Schedule, steps: LoopRV, machine: Machine) -> None:
     """Mark a loop that reads weights, with all loops around it, once and in order. On x86 only, as above."""
     if machine.arch == "x86_64":
         sch.annotate(steps, AHEAD, True)
-
-
-def ask_for_pixels(sch: Schedule, blocks: LoopRV, machine: Machine) -> None:
-    """Mark a loop over blocks of channels, from each of which a tile reads pixels; they lie far from the next block's.
-
-    The first steps of a block would wait for all pixels at once, where they come from behind the second cache: no
-    prefetcher of the CPU knows where the next block begins. 2176 channels of 28 x 56 pixels to 64 took twice as long
-    (Zen 5). On x86 only, as above, and where a pixel is a line: by AVX2, fewer lines gained nothing.
-    """
-    if machine.arch == "x86_64" and machine.lanes * machine.item >= LINE:
-        sch.annotate(blocks, PIXELS, True)
 
 
 def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -128,12 +107,12 @@ def _asked_ahead(steps: tirx.For, around: Any, weights: set[Any]) -> list[tirx.E
     if around is None:
         return []
     loops = frozenset({around, steps.loop_var, *(loop.loop_var for loop in inside)})
-    read: dict[Any, tuple[int, _Read]] = {}
+    read: dict[Any, tuple[int, Read]] = {}
     for realize in rewriting.realizes(steps.body):
         values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
         for region in realize.block.reads:
             indices = [rewriting.substitute(part.min, values.get) for part in region.region]
-            found = _Read(buffer=region.source, indices=indices, loops=loops)
+            found = Read(buffer=region.source, indices=indices, loops=loops)
             if region.source in weights and found.moved_by(around) != 0:
                 bits = DataType(str(region.source.ty.dtype)).bits
                 read[region.source] = (found.moved_by(steps.loop_var) or 0) * bits // 8, found
@@ -144,49 +123,8 @@ def _asked_ahead(steps: tirx.For, around: Any, weights: set[Any]) -> list[tirx.E
         *outer, last = (rewriting.substitute(at, zero.get) for at in found.indices)
         line = LINE * 8 // DataType(str(found.buffer.ty.dtype)).bits
         for start in range(0, -(-size // LINE) * line, line):
-            asked.append(_asked(found.buffer, [*outer, last + start], FIRST_CACHE))
+            asked.append(ask(found.buffer, [*outer, last + start], FIRST_CACHE))
     return asked
-
-
-def prefetch_pixels(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return ``function`` with prefetches in the marked loops over blocks of channels."""
-
-    def mutate(loop: tirx.For, mutator: Any) -> Any:
-        if PIXELS not in loop.annotations:
-            return mutator.default_mutate(loop)
-        notes = {name: note for name, note in loop.annotations.items() if name != PIXELS}
-        body = tirx.SeqStmt([*_asked_pixels(loop), loop.body])
-        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=notes)
-
-    return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)]))
-
-
-def _asked_pixels(blocks: tirx.For) -> list[tirx.Evaluate]:
-    """Return prefetches of the pixels that a later turn of a loop over blocks of channels begins with."""
-    inside = rewriting.loops(blocks.body)
-    loops = frozenset({blocks.loop_var, *(loop.loop_var for loop in inside)})
-    for realize in rewriting.realizes(blocks.body):
-        values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
-        steps = [loop.loop_var for loop in _steps(realize, inside)]
-        for buffer, indices, _ in _reads(realize.block):
-            read = _Read(buffer=buffer, indices=[rewriting.substitute(at, values.get) for at in indices], loops=loops)
-            moved = [loop for loop in inside if read.moved_by(loop.loop_var) != 0 and loop.loop_var not in steps]
-            if read.moved_by(blocks.loop_var) == 0 or [loop.kind for loop in moved] != [tirx.ForKind.UNROLLED]:
-                continue  # weights, whose vectors are moved along by lanes, or sums
-            (pixels,) = moved
-            start = {loop.loop_var: 0 for loop in inside} | {blocks.loop_var: blocks.loop_var + BLOCKS_AHEAD}
-            places = [start | {pixels.loop_var: pixel} for pixel in range(int(pixels.extent))]
-            return [
-                _asked(buffer, [rewriting.substitute(at, place.get) for at in read.indices], FIRST_CACHE)
-                for place in places
-            ]
-    return []
-
-
-def _asked(buffer: Any, indices: Sequence[Any], cache: int) -> tirx.Evaluate:
-    """Return a prefetch of an element's line."""
-    address = tirx.address_of(tirx.BufferLoad(buffer, indices))
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, READ, cache, DATA))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +184,7 @@ class _Panel:
             run, within = tirx.floordiv(line, self.lines), tirx.floormod(line, self.lines)
             offset = run * self.apart + within * self.line
         *outer, last = self.first
-        return _asked(self.buffer, [*outer, last + offset], SECOND_CACHE)
+        return ask(self.buffer, [*outer, last + offset], SECOND_CACHE)
 
 
 def _turns(loops: Sequence[tirx.For]) -> int:
@@ -261,98 +199,51 @@ def _panel(tiles: tirx.For, around: Any, weights: set[Any]) -> _Panel | None:
     loops = frozenset({around, tiles.loop_var, *(loop.loop_var for loop in inside)})
     for realize in rewriting.realizes(tiles.body):
         values = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
-        steps = _steps(realize, inside)
-        for buffer, indices, width in _reads(realize.block):
+        steps = steps_of(realize, inside)
+        for buffer, indices, width in reads_of(realize.block):
             if buffer in weights and steps:
-                read = _Read(
+                read = Read(
                     buffer=buffer,
                     indices=[rewriting.substitute(at, values.get) for at in indices],
                     loops=loops,
                     width=width,
                 )
-                panel = read.panel(tiles, around, inside, steps)
+                panel = _panel_of(read, tiles, around, inside, steps)
                 if panel is not None:
                     return panel
     return None
 
 
-def _steps(realize: SBlockRealize, inside: Sequence[tirx.For]) -> list[tirx.For]:
-    """Return the loops over what a block sums, outermost first."""
-    summed = [
-        value
-        for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        if int(axis.iter_type) == primitives.REDUCTION
-    ]
-    found = [loop for loop in inside if any(rewriting.reads(value, loop.loop_var) for value in summed)]
-    return sorted(found, key=lambda loop: -len(rewriting.loops(loop.body)))
-
-
-def _reads(block: Any) -> list[tuple[Any, Sequence[Any], int | None]]:
-    """Return what a block reads, where, and how many elements side by side where an instruction reads them at once."""
-    found: list[tuple[Any, Sequence[Any], int | None]] = [
-        (load.source, load.indices, None) for load in rewriting.loads(block.body)
-    ]
-    for matched in block.match_buffers:
-        extents = [part.extent for part in matched.source.region]
-        if all(isinstance(extent, tirx.IntImm) for extent in extents):
-            width = primitives.product(map(int, extents))
-            found.append((matched.source.source, [part.min for part in matched.source.region], width))
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """What a block in a tile reads: where, by the variables of the ``loops`` in the tile and of the two around it.
-
-    ``width``: elements that are read at once; None where a loop over lanes says that.
-    """
-
-    buffer: Any
-    indices: Sequence[Any]
-    loops: frozenset[Any]
-    width: int | None = None
-
-    def panel(
-        self, tiles: tirx.For, around: Any, inside: Sequence[tirx.For], steps: Sequence[tirx.For]
-    ) -> _Panel | None:
-        """Return the panel that this reads, None where it is none: whole vectors, for step after step."""
-        if self.moved_by(tiles.loop_var) != 0 or self.moved_by(around) == 0:
+def _panel_of(
+    read: Read, tiles: tirx.For, around: Any, inside: Sequence[tirx.For], steps: Sequence[tirx.For]
+) -> _Panel | None:
+    """Return the panel that is read, None where it is none: whole vectors, for step after step."""
+    if read.moved_by(tiles.loop_var) != 0 or read.moved_by(around) == 0:
+        return None
+    if not all(isinstance(loop.extent, tirx.IntImm) for loop in steps):
+        return None
+    moves = [(loop, read.moved_by(loop.loop_var)) for loop in inside]
+    lanes = [loop for loop, by in moves if loop.kind == tirx.ForKind.VECTORIZED and by == 1]
+    known = {loop.loop_var for loop in (*lanes, *steps)}
+    vectors = [(int(loop.extent), by) for loop, by in moves if by != 0 and loop.loop_var not in known]
+    if len(lanes) != (read.width is None) or len(vectors) > 1:
+        return None
+    width, (count, apart) = read.width or int(lanes[0].extent), vectors[0] if vectors else (1, 0)
+    step, number = width * count if apart == width else width, 1
+    for loop in reversed(steps):
+        if read.moved_by(loop.loop_var) != step * number:
             return None
-        if not all(isinstance(loop.extent, tirx.IntImm) for loop in steps):
-            return None
-        moves = [(loop, self.moved_by(loop.loop_var)) for loop in inside]
-        lanes = [loop for loop, by in moves if loop.kind == tirx.ForKind.VECTORIZED and by == 1]
-        known = {loop.loop_var for loop in (*lanes, *steps)}
-        vectors = [(int(loop.extent), by) for loop, by in moves if by != 0 and loop.loop_var not in known]
-        if len(lanes) != (self.width is None) or len(vectors) > 1:
-            return None
-        width, (count, apart) = self.width or int(lanes[0].extent), vectors[0] if vectors else (1, 0)
-        step, number = width * count if apart == width else width, 1
-        for loop in reversed(steps):
-            if self.moved_by(loop.loop_var) != step * number:
-                return None
-            number *= int(loop.extent)
-        if apart is None:
-            return None
-        run, runs = (number * step, count) if apart > number * step else (number * width * count, 1)
-        line = LINE * 8 // DataType(str(self.buffer.ty.dtype)).bits
-        first = [self._start(at, tiles, around, inside) for at in self.indices]
-        lines = -(-run // line)
-        return _Panel(buffer=self.buffer, first=first, runs=runs, lines=lines, apart=apart, line=line, steps=steps)
+        number *= int(loop.extent)
+    if apart is None:
+        return None
+    run, runs = (number * step, count) if apart > number * step else (number * width * count, 1)
+    line = LINE * 8 // DataType(str(read.buffer.ty.dtype)).bits
+    first = [_start(at, tiles, around, inside) for at in read.indices]
+    lines = -(-run // line)
+    return _Panel(buffer=read.buffer, first=first, runs=runs, lines=lines, apart=apart, line=line, steps=steps)
 
-    def _start(self, at: Any, tiles: tirx.For, around: Any, inside: Sequence[tirx.For]) -> Any:
-        """Return the index of what the next turn of the loop around the tiles starts with."""
-        new = {loop.loop_var: 0 for loop in (tiles, *inside)} | {around: around + 1}
-        return rewriting.substitute(at, new.get)
 
-    def moved_by(self, variable: Any) -> int | None:
-        """Return how many elements on a loop's second turn reads; None where that is no number."""
-        first, second = (self._offset(variable, at) for at in (0, 1))
-        distance = Analyzer().simplify(second - first)
-        return int(distance) if isinstance(distance, tirx.IntImm) else None
-
-    def _offset(self, variable: Any, place: int) -> Any:
-        places, offset = dict.fromkeys(self.loops, 0) | {variable: place}, tirx.IntImm("int64", 0)
-        for at, extent in zip(self.indices, self.buffer.ty.shape, strict=True):
-            offset = offset * extent + rewriting.substitute(at, places.get)
-        return offset
+def _start(at: Any, tiles: tirx.For, around: Any, inside: Sequence[tirx.For]) -> Any:
+    """Return the index of what the next turn of the loop around the tiles starts with."""
+    new = {loop.loop_var: 0 for loop in (tiles, *inside)} | {around: around + 1}
+    return rewriting.substitute(at, new.get)
