@@ -26,6 +26,7 @@ from forge_pipeline.codegen.tir import (
     primitives,
     reduction,
     rewriting,
+    row_blocks,
     transposed_tiles,
 )
 from forge_pipeline.codegen.tir.edges import edge_tiles, last_tiles, open_edges, skipped_taps, tail_tiles
@@ -46,7 +47,8 @@ REWRITES: tuple[Rewrite, ...] = (
     peel_padding.peel,  # padded copies without tests in their loops
     tail_tiles.pad_tiles,  # conditions around whole tiles, so that the next can put instructions there
     tensorize_rest,  # instructions for what no condition surrounds any more
-    tail_tiles.even_blocks,  # as much for each thread
+    row_blocks.even,  # as much for each thread
+    tail_tiles.even_blocks,  # of blocks of tiles, too
     tail_tiles.bound_tiles,  # no tile without a pixel
     open_size.bound_groups,  # nor one without a result
     rows.bound_groups,  # nor one without a row

@@ -15,6 +15,7 @@ OPERATORS = {
         "LT": operator.lt,
         "LE": operator.le,
         "GE": operator.ge,
+        "NE": operator.ne,
         "And": operator.and_,
     },
 }
@@ -29,11 +30,14 @@ def visited(statement: Any, known: dict[Any, int], axis: int) -> Iterator[tuple[
             return int(expression)
         if expression in known:
             return known[expression]
+        if isinstance(expression, tirx.Cast):
+            return value(expression.value)
         return int(OPERATORS[type(expression).__name__](value(expression.a), value(expression.b)))
 
     if isinstance(statement, tirx.For):
+        first = value(statement.min)
         for index in range(1 if statement.kind == tirx.ForKind.VECTORIZED else value(statement.extent)):
-            yield from visited(statement.body, known | {statement.loop_var: index}, axis)
+            yield from visited(statement.body, known | {statement.loop_var: first + index}, axis)
     elif isinstance(statement, tirx.IfThenElse):
         taken = statement.then_case if value(statement.condition) else statement.else_case
         yield from visited(taken, known, axis)

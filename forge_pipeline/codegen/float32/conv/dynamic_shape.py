@@ -16,7 +16,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.layout.typical_extents import UNKNOWN, Typical
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import primitives, row_blocks
 from forge_pipeline.codegen.tir.edges import open_edges, skipped_taps
 from forge_pipeline.codegen.tir.edges.edge_tiles import Window
 from forge_pipeline.codegen.tir.edges.tail_tiles import TILES, is_narrow, most_pixels, split_blocks, tiles_of_block
@@ -29,11 +29,11 @@ WIDTHS = (10, 20, 40, 80, 160)
 """Pixels of the rows for which tiles are chosen: those of a detector's feature maps."""
 
 ROW_BLOCK = 8
-"""Rows that are computed from one padded copy."""
+"""Rows that are computed from one padded copy, at most."""
 
 FEW_ROWS = 4
-"""Rows that a thread computes where there is no copy: an image of seven has work for two. SegFormer on two threads took
-0.94 of its time with eight rows, and as long with two (Zen 4)."""
+"""Rows that a thread computes at once where there is no copy, at most: an image of seven has work for two. SegFormer on
+two threads took 0.94 of its time with eight rows, and as long with two (Zen 4)."""
 
 FEWEST_TILES = 3
 """Whole tiles that ask for all of the next weights: of 14 in 49 pixels, the last images of most classifiers. Asking for
@@ -109,14 +109,13 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     sch.reorder(n, row_block, oc_out, h_in, w_out, *reduction, w_in, oc_in, out)
     if not is_turned:
         skipped_taps.mark(sch, anchor, taps, pixels)
-    shared = primitives.fuse(sch, [n, row_block] if copies_rows else [n, row_block, oc_out])
-    depth = 4 if copies_rows else 3
     sch.reverse_compute_at(last, w_out)
-    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps)
+    work = oc_blocks * lanes * primitives.UNKNOWN**2 * steps
+    row_blocks.share(sch, row_block, rows, machine, work=work, inside=[] if copies_rows else [oc_out])
     copies_part = skipped_taps.WINDOWS not in sch.get(anchor).annotations
-    pad_at(sch, before, shared if copies_rows and copies_part else None, machine)
+    pad_at(sch, before, row_block if copies_rows and copies_part else None, machine)
     sch.vectorize(out)
-    primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=depth, lanes=lanes)
+    primitives.unroll_tile(sch, anchor, last, reduction[0], (w_in, oc_in), below=5, lanes=lanes)
 
 
 def schedule_depthwise(

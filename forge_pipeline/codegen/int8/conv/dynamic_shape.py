@@ -16,7 +16,7 @@ from forge_pipeline.codegen.int8.isa.dot_product import READS, WEIGHTS, tensoriz
 from forge_pipeline.codegen.int8.isa.table import dot_product
 from forge_pipeline.codegen.int8.register_tile import STEPS
 from forge_pipeline.codegen.int8.x86 import narrow_store
-from forge_pipeline.codegen.tir import primitives
+from forge_pipeline.codegen.tir import primitives, row_blocks
 from forge_pipeline.codegen.tir.edges.tail_tiles import MARGIN, TILES, most_pixels, split_blocks
 from forge_pipeline.codegen.tir.flatten_pixels import ANY_ORDER
 from forge_pipeline.codegen.tir.machine import Machine
@@ -61,7 +61,14 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
                 outer, inner = outer[:2], [oc_out, *inner]
     sch.annotate(w_out, MARGIN, pixels)
     sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, k_inner)
-    shared = primitives.fuse(sch, outer)
+    work = oc_blocks * lanes * primitives.UNKNOWN**2 * steps // STEPS
+    if in_place or is_small:
+        shared = primitives.fuse(sch, outer)
+        primitives.parallel_if_worth(sch, shared, work)
+    else:
+        shared = row_block
+        row_blocks.share(sch, row_block, ROW_BLOCK, machine, work=work, inside=outer[2:])
+    depth = len(sch.get_loops(anchor)) - len(reduction) - 4
     stores = narrow_store.compute_at(sch, last, inner[-1])
     for block in before[-1:]:
         if not is_small:
@@ -71,10 +78,8 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
             if is_small:
                 copied = primitives.fuse(sch, sch.get_loops(block)[:2])
                 primitives.parallel_if_worth(sch, copied, lanes * primitives.UNKNOWN**2)
-    primitives.parallel_if_worth(sch, shared, oc_blocks * lanes * primitives.UNKNOWN**2 * steps // STEPS)
     for loop in (w_in, oc_in, reduction[-1]):
         sch.unroll(loop)
-    depth = 1 + len(inner)
     for block in stores:
         primitives.vectorize_and_unroll(sch, block, below=depth, lanes=lanes)
     primitives.vectorize_and_unroll(sch, sch.decompose_reduction(anchor, reduction[0]), below=depth, lanes=lanes)
