@@ -22,6 +22,7 @@ from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 from forge_pipeline.codegen.tir import bfloat16_pairs, scalar_loops
 from forge_pipeline.codegen.tir.argument_checks import without_checks
 from forge_pipeline.codegen.tir.divisions import towards_zero
+from forge_pipeline.codegen.tir.math import nested_calls
 from forge_pipeline.target import Target
 
 PIPELINE = "forge"
@@ -71,6 +72,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         bfloat16_pairs.with_instructions,
         scalar_loops.kept_scalar,
         towards_zero,
+        nested_calls.in_steps,
         _keep,
         _uncalled,
     )
