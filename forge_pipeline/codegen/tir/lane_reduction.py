@@ -20,6 +20,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.codegen.tir.machine import Machine
+from forge_pipeline.codegen.tir.primitives import is_nan
 
 LANES = "forge.lanes"
 """The annotation of the outermost loop of a reduction that starts before it: the lanes of a vector."""
@@ -70,7 +71,7 @@ class _Extreme:
     compare: Callable[[Any, Any], Any]
 
     def __call__(self, own: Any, other: Any) -> Any:
-        return tirx.Select(tirx.any(self.compare(own, other), tirx.isnan(own)), own, other)
+        return tirx.Select(tirx.any(self.compare(own, other), is_nan(own)), own, other)
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)

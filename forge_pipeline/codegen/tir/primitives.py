@@ -246,6 +246,11 @@ def taps_along_first(sch: Schedule, width: LoopRV, reduction: Sequence[LoopRV]) 
     return [kernel_h, channel, kernel_w] if extent(sch, width) == 1 else [kernel_w, channel, kernel_h]
 
 
+def is_nan(value: Any) -> Any:
+    """Return whether a number of floating point is none, which TVM asks of bfloat16 only as a float32."""
+    return tirx.isnan(value.astype("float32") if str(value.ty.dtype).startswith("bfloat16") else value)
+
+
 def product(extents: Iterable[Any]) -> int:
     """Return the product of the known extents."""
     result = 1

@@ -16,8 +16,12 @@ from forge_pipeline.ir.sizes.expression import Whole, product
 
 
 def _matmul(node: NodeImport) -> Any:
+    """A vector on the left is one row, which the result has not."""
     left, right = _agreeing(node)
-    return op.matmul(left, right)
+    if len(node.shape(0)) > 1:
+        return op.matmul(left, right)
+    row = node.emit(op.matmul(node.emit(op.expand_dims(left, 0)), right))
+    return op.squeeze(row, [-1 if len(node.shape(1)) == 1 else -2])
 
 
 def _agreeing(node: NodeImport) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
 from forge_pipeline.codegen.onnx_import.operators.elementwise import FLOATS
+from forge_pipeline.codegen.tir.primitives import is_nan
 
 
 def axes_of(node: NodeImport) -> list[int]:
@@ -68,7 +69,7 @@ def _greatest(tensor: te.Tensor, *, axes: list[int], keeps: bool, sign: int) -> 
 
     def better(own: Any, other: Any) -> Any:
         is_better = own > other if sign > 0 else own < other
-        return tirx.Select(tirx.any(is_better, tirx.isnan(own)), own, other)
+        return tirx.Select(tirx.any(is_better, is_nan(own)), own, other)
 
     greatest = te.comm_reducer(better, lambda kind: tirx.const(-sign * np.inf, kind), name="greatest")
     steps = {axis: te.reduce_axis((0, tensor.shape[axis])) for axis in axes}

@@ -1,4 +1,4 @@
-"""exp, log, sigmoid, tanh and erf as vector arithmetic: the C library's take one number at a time, by a call for each.
+"""exp, log, sigmoid, tanh, erf, sinh and cosh as vectors: the C library's take one number at a time, by a call each.
 
 Every one is within a few units in the last place of the exact value, as the C library's float32 functions are. exp and
 log are Cephes' (Moshier, expf.c and logf.c: range reduction by ln 2 in two parts, then a polynomial); tanh and erf are
@@ -22,8 +22,9 @@ from tvm import tirx
 from tvm.ir.op import register_op_attr
 from tvm.tirx import register_intrin_lowering
 
-from forge_pipeline.codegen.tir.math import wide_math
-from forge_pipeline.codegen.tir.math.polynomials import MANTISSA, SMALLEST_NORMAL, number, parted, polynomial
+from forge_pipeline.codegen.tir.math import angles, wide_math
+from forge_pipeline.codegen.tir.math.angles import with_sign
+from forge_pipeline.codegen.tir.math.polynomials import MANTISSA, SMALLEST_NORMAL, named, number, parted, polynomial
 
 EXP_HIGH, EXP_LOW = 89.0, -87.33654475055310
 """What exp is clipped to: it is infinity above the one, and zero below the other."""
@@ -37,6 +38,9 @@ LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
     2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
 )  # fmt: skip
+
+SINH = tuple(1 / math.factorial(power) for power in (13, 11, 9, 7, 5, 3))
+"""Taylor's coefficients, of which no more count up to one."""
 
 TANH_BOUND = 7.90531110763549805
 TANH_ODD = (
@@ -62,11 +66,11 @@ ABOVE_TVM = 99
 def install() -> None:
     """Make TVM's generation of machine code use these functions for float32, in this process, from now on.
 
-    TVM takes a loop with erf, fmod, isnan or nearbyint apart, since it does not know that there are vectors of them: it
-    is told.
+    TVM takes a loop with fmod, isnan, nearbyint or one of `BY_LANE` apart: it does not know that there are vectors of
+    them, and is told.
     """
-    for name in ("tirx.erf", "tirx.fmod", "tirx.isnan", "tirx.nearbyint"):
-        register_op_attr(name, "TVectorizable", True)
+    for name in (*BY_LANE, "tirx.fmod", "tirx.isnan", "tirx.nearbyint"):
+        register_op_attr(name, "TVectorizable", True, level=ABOVE_TVM)
 
     for name, expand in FUNCTIONS.items():
         register_intrin_lowering(name, target="llvm", f=partial(_lower, expand), level=ABOVE_TVM)
@@ -80,6 +84,8 @@ def _lower(expand: Callable[..., Any], call: Any) -> Any:
             return one / (one + tirx.exp(-call.args[0]))
         if name == "tirx.fmod":
             return tirx.truncmod(*call.args)
+        if name in BY_LANE:
+            return _by_lane(BY_LANE[name], call.args[0])
         return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name.removeprefix('tirx.')}", *call.args)
     known = [_known(argument) for argument in call.args]
     if all(value is not None for value in known):  # such as what fills padding
@@ -94,6 +100,21 @@ def _lower(expand: Callable[..., Any], call: Any) -> Any:
         bound = _multiplied(argument) if name == "tirx.erf" else argument
         result = tirx.Let(variable, bound, result) if value is None else result
     return result
+
+
+def _by_lane(function: str, x: Any) -> Any:
+    """Return the C library's function of each number of a vector of float64, or of float16 by way of it."""
+    dtype = str(x.ty.dtype)
+    kind, _, lanes = dtype.partition("x")
+
+    def of_one(number: Any) -> Any:
+        wide = tirx.call_pure_extern("float64", function, number.astype("float64"))
+        return wide.astype(kind)
+
+    if not lanes:
+        return of_one(x)
+    parts = [of_one(tirx.Shuffle([x], [tirx.const(lane, "int32")])) for lane in range(int(lanes))]
+    return tirx.Shuffle(parts, [tirx.const(lane, "int32") for lane in range(int(lanes))])
 
 
 def _multiplied(argument: Any) -> Any:
@@ -179,18 +200,48 @@ def _erf(x: Any) -> Any:
     return _rational(x, ERF_BOUND, ERF_ODD, ERF_EVEN)
 
 
+def _half_of_power(x: Any, use: Callable[[Any], Any]) -> Any:
+    """Return ``use`` of half of e to the size of ``x``: by its root, as that itself may have no float32."""
+    root = named("root", tirx.abs(x) * number(x, 0.5), _exp)
+    return named("half", root, lambda root: named("power", number(x, 0.5) * root * root, use))
+
+
+def _cosh(x: Any) -> Any:
+    return _half_of_power(x, lambda half: half + number(x, 0.25) / half)
+
+
+def _sinh(x: Any) -> Any:
+    small = named("square", x * x, lambda square: polynomial(square, SINH) * square * x + x)
+
+    def use(half: Any) -> Any:
+        large = with_sign(half - number(x, 0.25) / half, x)
+        return tirx.Select(tirx.abs(x) > number(x, 1.0), large, small)
+
+    return _half_of_power(x, use)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "tirx.exp": _exp,
     "tirx.log": _log,
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _tanh,
     "tirx.erf": _erf,
+    "tirx.sinh": _sinh,
+    "tirx.cosh": _cosh,
+    "tirx.asin": angles.asin,
+    "tirx.acos": angles.acos,
+    "tirx.atan": angles.atan,
     "tirx.sin": wide_math.sin,
     "tirx.cos": wide_math.cos,
     "tirx.pow": wide_math.pow,
     "tirx.fmod": wide_math.fmod,
 }
 """TVM's operator, and what computes it of float32."""
+BY_LANE = {
+    "tirx.erf": "erf", "tirx.sinh": "sinh", "tirx.cosh": "cosh", "tirx.asin": "asin", "tirx.acos": "acos",
+    "tirx.atan": "atan",
+}  # fmt: skip
+"""Those that LLVM has no intrinsic of: the C library's functions of float64."""
 WIDE = ("tirx.sin", "tirx.cos", "tirx.pow", "tirx.fmod")
 """Those that are computed in float64."""
 EXACT: Mapping[str, Callable[..., Any]] = {
@@ -199,6 +250,11 @@ EXACT: Mapping[str, Callable[..., Any]] = {
     "tirx.sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tirx.tanh": np.tanh,
     "tirx.erf": math.erf,
+    "tirx.sinh": np.sinh,
+    "tirx.cosh": np.cosh,
+    "tirx.asin": np.arcsin,
+    "tirx.acos": np.arccos,
+    "tirx.atan": np.arctan,
     "tirx.sin": np.sin,
     "tirx.cos": np.cos,
     "tirx.pow": np.power,

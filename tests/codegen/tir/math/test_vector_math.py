@@ -19,6 +19,11 @@ EPSILON = float(np.finfo(np.float32).eps)
         ("tanh", np.tanh, 4),
         ("erf", np.vectorize(math.erf), 4),
         ("sigmoid", lambda x: 1 / (1 + np.exp(-x)), 4),
+        ("sinh", np.sinh, 5),
+        ("cosh", np.cosh, 5),
+        ("atan", np.arctan, 4),
+        ("asin", np.arcsin, 4),
+        ("acos", np.arccos, 4),
     ],
 )
 def test_a_function_is_within_a_few_units_in_the_last_place(
@@ -26,6 +31,7 @@ def test_a_function_is_within_a_few_units_in_the_last_place(
 ) -> None:
     x = np.concatenate([np.linspace(-86.9, 88, 100_003), np.linspace(-6, 6, 100_003), np.geomspace(1e-30, 1, 1000)])
     x = x.astype(np.float32)
+    x = x[np.abs(x) <= 1] if name in ("asin", "acos") else x
     expected = exact(x.astype(np.float64))
     found = evaluate(name, x).astype(np.float64)
     normal = np.abs(expected) > np.finfo(np.float32).tiny
@@ -40,6 +46,11 @@ def test_a_function_is_within_a_few_units_in_the_last_place(
         ("erf", [np.nan, 1, -1, 1, -1]),
         ("sigmoid", [np.nan, 1, 0, 1, 0]),
         ("log", [np.nan, np.inf, np.nan, np.log(200), np.nan]),
+        ("sinh", [np.nan, np.inf, -np.inf, np.inf, -np.inf]),
+        ("cosh", [np.nan, np.inf, np.inf, np.inf, np.inf]),
+        ("atan", [np.nan, np.pi / 2, -np.pi / 2, np.arctan(200), np.arctan(-200)]),
+        ("asin", [np.nan] * 5),
+        ("acos", [np.nan] * 5),
     ],
 )
 def test_a_function_keeps_nan_and_reaches_its_limits(
@@ -47,6 +58,19 @@ def test_a_function_keeps_nan_and_reaches_its_limits(
 ) -> None:
     found = evaluate(name, np.array([np.nan, np.inf, -np.inf, 200.0, -200.0]))
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("name", ["sinh", "asin", "atan"])
+def test_an_odd_function_keeps_a_zeros_sign(evaluate: Callable[..., np.ndarray], name: str) -> None:
+    found = evaluate(name, np.array([0.0, -0.0]))
+    assert not found.any()
+    assert np.signbit(found).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", ["sinh", "cosh"])
+def test_what_half_of_a_power_of_e_is_has_a_number_to_the_last(evaluate: Callable[..., np.ndarray], name: str) -> None:
+    x = np.array([88.8, 89.0, 89.4], np.float32)
+    np.testing.assert_allclose(evaluate(name, x), getattr(np, name)(x.astype(np.float64)), rtol=5 * EPSILON)
 
 
 def test_exp_is_finite_up_to_the_largest_number_and_infinite_above(
