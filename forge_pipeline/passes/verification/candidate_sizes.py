@@ -15,7 +15,7 @@ from forge_pipeline.passes.verification.samples import dim_symbol
 SMALL: Final = (3, 1, 2, 4, 8, 16, 32, 64, 128, 224, 256)
 MULTIPLES: Final = (96, 160, 192, 320, 384, 416, 448, 480, 512, 640, 24, 48, 80)
 """Sizes of images and sequences that networks with strides of 16 and 32, or windows, are built for."""
-LONG: Final = (256, 512, 64)
+LONG: Final = (256, 512, 64, 4096)
 """Sizes of one extent where all others are one: a stretch of sound, and a state beside it."""
 TRIED: Final = 96
 """Choices of sizes that are tried before it is said that there are none."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from forge_pipeline import children
 from forge_pipeline.codegen.build import build
@@ -120,6 +120,25 @@ def test_sizes_that_the_library_takes_are_searched(model_of: Make) -> None:
     report = verify(model, build(model, Target.from_tag("host"), tiled), CHECKS, float16=False)
     assert report["refused"]["any size"]["sizes"] == {"height": 16}
     assert report["inputs"] == [{"from": "made-up inputs", "sizes": {"height": 224}}]
+
+
+def test_a_stretch_of_sound_may_have_to_be_long() -> None:
+    """ONNX Runtime pools one frame to none; a library takes two and more, of 720 samples by a window of 400."""
+    weights = np.random.default_rng(1).standard_normal((4, 1, 400)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["sound", "w"], ["frames"], strides=[320]),
+            helper.make_node("AveragePool", ["frames"], ["y"], kernel_shape=[2], strides=[2]),
+        ],
+        "graph",
+        [helper.make_tensor_value_info("sound", FLOAT, [1, 1, "samples"])],
+        [helper.make_tensor_value_info("y", FLOAT, None)],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    tiled = Options(generator="tiled", opt_level=3, float16=False, channel_layout=None)
+    report = verify(model, build(model, Target.from_tag("host"), tiled), CHECKS, float16=False)
+    assert report["inputs"] == [{"from": "made-up inputs", "sizes": {"samples": 4096}}]
 
 
 def test_samples_are_compared_before_anything_is_made_up(model_of: Make, total: Library) -> None:
