@@ -48,7 +48,8 @@ class _Bound:
             return self._plain(builder, relax.Call(call.op, [first, second], ret_ty=call.ty))
 
         def bound(one: te.Tensor, other: te.Tensor) -> te.Tensor:
-            return topi.where(topi.isnan(one), one, self._of_two(one, other))
+            asked = topi.cast(one, "float32") if str(one.dtype) == "bfloat16" else one  # TVM asks no bfloat16
+            return topi.where(topi.isnan(asked), one, self._of_two(one, other))
 
         bound.__name__ = self._of_two.__name__
         return builder.call_te(bound, first, second)

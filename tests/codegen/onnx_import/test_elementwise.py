@@ -81,22 +81,24 @@ def test_products_of_a_vector(left: list[int], right: list[int | str]) -> None:
     np.testing.assert_allclose(np.asarray(found).reshape((x @ w).shape), x @ w, rtol=1e-5, atol=1e-6)
 
 
-def test_the_greatest_of_bfloat16_is_nan_where_one_is() -> None:
-    bfloat16 = TensorProto.BFLOAT16
-    axes = onnx.numpy_helper.from_array(np.array([1]), "axes")
+@pytest.mark.parametrize("name", ["ReduceMax", "Max", "IsNaN"])
+def test_a_bfloat16_that_is_no_number_is_found(name: str) -> None:
+    bfloat16, single = TensorProto.BFLOAT16, TensorProto.FLOAT
+    given = {"ReduceMax": ["short", "axes"], "Max": ["short", "zero"], "IsNaN": ["short"]}[name]
+    attributes = {"keepdims": 0} if name == "ReduceMax" else {}
     graph = helper.make_graph(
         [
             helper.make_node("Cast", ["x"], ["short"], to=bfloat16),
-            helper.make_node("ReduceMax", ["short", "axes"], ["most"], keepdims=0),
-            helper.make_node("Cast", ["most"], ["y"], to=TensorProto.FLOAT),
+            helper.make_node(name, given, ["found"], **attributes),
+            helper.make_node("Cast", ["found"], ["y"], to=single),
         ],
         "graph",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 70])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
-        [axes],
+        [helper.make_tensor_value_info("x", single, [3, 70])],
+        [helper.make_tensor_value_info("y", single, None)],
+        [onnx.numpy_helper.from_array(np.array([1]), "axes"), helper.make_tensor("zero", bfloat16, [], [0.0])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    x = np.random.default_rng(1).standard_normal((3, 70)).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal((3, 70)).astype(ml_dtypes.bfloat16).astype(np.float32)
     x[1, 5] = np.nan
-    wanted = x.astype(ml_dtypes.bfloat16).astype(np.float32).max(axis=1)
+    wanted = {"ReduceMax": x.max(axis=1), "Max": np.maximum(x, 0), "IsNaN": np.isnan(x)}[name]
     np.testing.assert_array_equal(outcome(model, x)[0], wanted)

@@ -63,12 +63,11 @@ def schedule_direct(sch: Schedule, machine: Machine, anchor: SBlockRV) -> None:
     sch.reorder(*outer, *inner, *reduction, w_in, oc_in, out, k_inner)
     work = oc_blocks * lanes * primitives.UNKNOWN**2 * steps // STEPS
     if in_place or is_small:
-        shared = primitives.fuse(sch, outer)
+        shared, depth = primitives.fuse(sch, outer), 1 + len(inner)
         primitives.parallel_if_worth(sch, shared, work)
     else:
-        shared = row_block
+        shared, depth = row_block, len(outer) + len(inner)
         row_blocks.share(sch, row_block, ROW_BLOCK, machine, work=work, inside=outer[2:])
-    depth = len(sch.get_loops(anchor)) - len(reduction) - 4
     stores = narrow_store.compute_at(sch, last, inner[-1])
     for block in before[-1:]:
         if not is_small:

@@ -185,7 +185,8 @@ def _is_inf(node: NodeImport) -> Any:
 
 
 def _is_nan(node: NodeImport) -> Any:
-    return op.isnan(node.input(0))
+    value = node.input(0)
+    return op.isnan(node.emit(op.astype(value, "float32")) if node.dtype() == "bfloat16" else value)
 
 
 def _reciprocal(node: NodeImport) -> Any:

@@ -55,9 +55,7 @@ def atan(x: Any) -> Any:
 
 def with_sign(size: Any, x: Any) -> Any:
     """Return ``size``, which is not below zero, with the sign of ``x``."""
-    integers = str(x.ty.dtype).replace("float", "int")
-    sign = tirx.reinterpret(integers, x) & tirx.const(-(1 << 31), integers)
-    return tirx.reinterpret(str(x.ty.dtype), tirx.reinterpret(integers, size) | sign)
+    return tirx.call_llvm_pure_intrin(str(x.ty.dtype), "llvm.copysign", size, x)
 
 
 def _is_steep(x: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Var
+from tvm.ir import Call
 
 from forge_pipeline.codegen.tir import rewriting
 from forge_pipeline.codegen.tir.math.vector_math import FUNCTIONS
@@ -21,7 +21,7 @@ SCOPE = "local"
 
 def in_steps(function: Any, _module: Any, _context: Any) -> Any:
     """Return a kernel in vectors in which no function is given what another one computes, but by memory."""
-    kept = {name: _Place.of(name) for name in _given(function.body)}
+    kept = {name: _Place(name) for name in _given(function.body)}
 
     def store(statement: tirx.BufferStore, _mutator: Any) -> Any:
         steps, value = _stepped(statement.value)
@@ -43,16 +43,12 @@ def in_steps(function: Any, _module: Any, _context: Any) -> Any:
 class _Place:
     """Memory for a number, or for a vector of them."""
 
-    def __init__(self, kind: str) -> None:
-        single, _, lanes = kind.partition("x")
+    def __init__(self, of: Any) -> None:
+        single, _, lanes = str(of.ty.dtype).partition("x")
         count, zero = int(lanes or 1), tirx.IntImm("int64", 0)
         self._buffer = tirx.decl_buffer((count,), single, "inner", scope=SCOPE)
         self._at = [tirx.Ramp(zero, tirx.IntImm("int64", 1), count) if lanes else zero]
         self.load = tirx.BufferLoad(self._buffer, self._at)
-
-    @classmethod
-    def of(cls, expression: Any) -> _Place:
-        return cls(str(expression.ty.dtype))
 
     def filled(self, value: Any) -> list[Any]:
         """Return the statements that make this memory and put a value there."""
@@ -76,7 +72,7 @@ def _stepped(value: Any) -> tuple[list[Any], Any]:
         made = outer(call, mutator)
         if not _is_function(call):
             return made
-        place = _Place.of(call)
+        place = _Place(call)
         steps.extend(place.filled(made))
         return place.load
 
@@ -94,15 +90,11 @@ def _given(body: Any) -> set[Any]:
     tvm_ffi.structural_walk(body, [(tirx.Bind, binds.append), (Call, calls.append)], order="pre")
     made: set[Any] = set()
     for bind in binds:
-        if "float" in str(bind.var.ty) and (_has_function(bind.value) or made & set(_names(bind.value))):
+        if "float" in str(bind.var.ty) and (_has_function(bind.value) or made & set(rewriting.variables(bind.value))):
             made.add(bind.var)
-    return {name for call in calls if _is_function(call) for each in call.args for name in _names(each)} & made
-
-
-def _names(expression: Any) -> list[Any]:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(expression, [(Var, found.append)])
-    return found
+    return {
+        name for call in calls if _is_function(call) for each in call.args for name in rewriting.variables(each)
+    } & made
 
 
 def _has_function(expression: Any) -> bool:
