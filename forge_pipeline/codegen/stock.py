@@ -23,6 +23,7 @@ from forge_pipeline.codegen.gpu.matmul import matmuls
 from forge_pipeline.codegen.gpu.products import Products, processors_of
 from forge_pipeline.codegen.gpu.sums import SHORT, Sums
 from forge_pipeline.codegen.gpu.threads import in_threads
+from forge_pipeline.codegen.layout.as_computed import as_computed
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
 from forge_pipeline.codegen.layout.fusion import close_open_kernels, know_other_sizes
@@ -108,13 +109,18 @@ def _kernel_passes(target: Target, machine: tvm.target.Target, options: Options)
         schedules = (*products, Sums(SHORT), rows, groups, Sums(), Tried(gpu.Fallback()))
         return [
             *cuda.library_dispatch_passes(machine),
-            relax.transform.LegalizeOps({**open_reshapes(), **convolutions(processors), **matmuls(processors)}),
+            relax.transform.LegalizeOps(
+                {**open_reshapes(), **as_computed(), **convolutions(processors), **matmuls(processors)}
+            ),
             annotate,
             tvm.transform.module_pass(_kept_apart, opt_level=0),
             *fused,
             dlight.ApplyDefaultSchedule(*schedules),
         ]
-    passes = [*cpu_generic.pipeline.library_dispatch_passes(machine), relax.transform.LegalizeOps(bounds())]
+    passes = [
+        *cpu_generic.pipeline.library_dispatch_passes(machine),
+        relax.transform.LegalizeOps({**bounds(), **as_computed()}),
+    ]
     passes.append(relax.transform.AnnotateTIROpPattern())
     if options.opt_level >= 2:
         passes.append(relax.transform.FoldConstant())

@@ -17,6 +17,7 @@ from forge_pipeline.codegen.float32.conv.winograd import weights
 from forge_pipeline.codegen.flops import share_by_kernel
 from forge_pipeline.codegen.int8.ops import attention_kernel, panels
 from forge_pipeline.codegen.int8.report import float_kernels, is_quantized
+from forge_pipeline.codegen.layout.as_computed import as_computed
 from forge_pipeline.codegen.layout.batch_of_one import SUFFIX, batch_of_one
 from forge_pipeline.codegen.layout.bounds import bounds
 from forge_pipeline.codegen.layout.compose import SpellOutGroupNorm
@@ -152,7 +153,7 @@ def legalize(work: Lowering, entry: Entry) -> None:
         *([] if entry.keeps_names else [relax.transform.CanonicalizeBindings()]),
         *([relax.transform.FastMathTransform()] if work.options.opt_level >= APPROXIMATE else []),
         *cpu_generic.pipeline.library_dispatch_passes(work.target.tvm()),  # sorting and running sums
-        relax.transform.LegalizeOps({**open_reshapes(), **bounds()}),
+        relax.transform.LegalizeOps({**open_reshapes(), **bounds(), **as_computed()}),
         relax.transform.DeadCodeElimination(),  # such as transpositions that a kernel reads through
     ]
     entry.module = tvm.transform.Sequential(passes)(entry.module)

@@ -13,11 +13,11 @@ STAGES = Registry(
         stage.name: stage
         for stage in (
             Stage(
-                name="load", version=9, takes={"source": "source"}, gives="model",
+                name="load", version=10, takes={"source": "source"}, gives="model",
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(
-                name="fold", version=10, takes={"model": "load"}, gives="model",
+                name="fold", version=11, takes={"model": "load"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/fold",
             ),
             Stage(
@@ -33,7 +33,7 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=125, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=126, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump", "shelf"), joint=Joint(code="combine", version=1),
             ),

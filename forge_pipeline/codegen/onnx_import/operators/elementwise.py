@@ -91,15 +91,12 @@ def _mod(node: NodeImport) -> Any:
         def element(*at: Any) -> Any:
             x, y = read(a, at), read(b, at)
             zero = tirx.const(0, dtype)
-            if is_float:
-                rest = tirx.fmod(x, y)
-                if is_fmod:
-                    return rest
+            safe = y if is_float else tirx.Select(y.equal(zero), tirx.const(1, dtype), y)
+            rest = tirx.fmod(x, y) if is_float else tirx.truncmod(x, safe)
+            if not is_fmod and not dtype.startswith("uint"):
                 differs = tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
-                return tirx.Select(differs, rest + y, rest)
-            safe = tirx.Select(y.equal(zero), tirx.const(1, dtype), y)
-            rest = tirx.truncmod(x, safe) if is_fmod else tirx.floormod(x, safe)
-            return tirx.Select(y.equal(zero), zero, rest)
+                rest = tirx.Select(differs, rest + y, rest)
+            return rest if is_float else tirx.Select(y.equal(zero), zero, rest)
 
         return te.compute(shape, element, name="mod")
 
@@ -216,8 +213,15 @@ def _bit_shift(node: NodeImport) -> Any:
 
 
 def _sign(node: NodeImport) -> Any:
-    """Sign as casts of two flags, which names its operand twice, so that a chain of them stays small."""
+    """Sign, which names its operand once, so that a chain of them stays small; of floats, what is no number stays none.
+
+    Twice the largest power of two makes any float but zero larger than one.
+    """
     value, dtype = node.input(0), node.dtype()
+    if dtype in FLOATS:
+        power = node.const(2.0 ** (15 if dtype == "float16" else 1023 if dtype == "float64" else 127), dtype)
+        large = node.emit(op.multiply(node.emit(op.multiply(value, power)), power))
+        return op.minimum(node.emit(op.maximum(large, node.const(-1, dtype))), node.const(1, dtype))
     zero = node.const(0, dtype)
     above = node.emit(op.astype(node.emit(op.greater(value, zero)), dtype))
     if dtype.startswith("uint"):
