@@ -44,7 +44,8 @@ def load(source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = No
     ``ConcreteFunction``, a ``tflite.Model``. ``inputs`` are for what does not know its own (TorchScript, a PyTorch
     module): example arrays, or ``Declared(name=, shape=, dtype=)``; a mapping with these keys will do.
     ``dynamic_shapes`` is that of ``torch.export.export``. ``options`` override conf/load/default.yaml; ``dims`` among
-    them gives open extents a size by name. Raises ModelError, and ConfigError for an option.
+    them gives open extents a size by name, ``values`` makes constants of inputs. Raises ModelError, and ConfigError for
+    an option.
     """
     from forge_pipeline.frontends.objects import save
 

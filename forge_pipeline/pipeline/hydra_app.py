@@ -36,7 +36,14 @@ PATH_KEYS = ("model.path", "data.path", "data.eval_path", "out", "store.path")
 BOUND_KEYS = ("hydra.sweeper.hold", "hydra.sweeper.enough")
 """Likewise, as Hydra's grammar has no `<`: `hydra.sweeper.hold=accuracy_drop<=0.5,library_kb<=800`."""
 
-OPEN_KEYS = ("store.remote_options", "model.dims", "compile.verify.dims", "fold.verify.dims", "evaluate.emulators")
+OPEN_KEYS = (
+    "store.remote_options",
+    "model.dims",
+    "model.values",
+    "compile.verify.dims",
+    "fold.verify.dims",
+    "evaluate.emulators",
+)
 """Options whose keys are the user's own: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
 OF_EACH = f"{GROUP}."
 """Of a target for several CPUs an option is none of its own, but one of each CPU's: it is looked at when all are."""

@@ -51,6 +51,7 @@ class Model:
     path: str | None
     inputs: tuple[Declared, ...] = ()
     dims: dict[str, int | list[int]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,7 @@ def _slices(config: Mapping[str, Any], *, is_one_of_several: bool = False) -> di
     rest = Rest(
         inputs=dataclasses.asdict(model)["inputs"],
         dims=model.dims,
+        values=model.values,
         target=target,
         preparation={key: value for key, value in data.items() if key not in DATA_PLACES},
         has_data=data.get("path") is not None,

@@ -157,7 +157,7 @@ class Result:
 class Rest:
     """What of the configuration is no stage's own.
 
-    ``inputs`` and ``dims`` are conf/model's; ``preparation`` is how samples become inputs; ``form``
+    ``inputs``, ``dims`` and ``values`` are conf/model's; ``preparation`` is how samples become inputs; ``form``
     is conf/package's. ``device``: of a board what makes its measurements its own, its name and host key; None without.
     ``verify`` is that of conf/compile.
     """
@@ -167,6 +167,7 @@ class Rest:
     preparation: Slice
     has_data: bool
     dims: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     form: Form = "library"
     device: Slice | None = None
     verify: Mapping[str, Any] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.contract import Declared, Limits
@@ -28,11 +28,12 @@ class Config:
     import_seconds: int
     inputs: tuple[Declared, ...] = ()  # conf/model's
     dims: dict[str, int | list[int]] = field(default_factory=dict)  # conf/model's
+    values: dict[str, Any] = field(default_factory=dict)  # conf/model's
 
 
 def sliced(section: Slice, rest: Rest) -> Slice:
     """Add what conf/model says of the model's inputs."""
-    return {**section, "inputs": rest.inputs, "dims": dict(rest.dims)}
+    return {**section, "inputs": rest.inputs, "dims": dict(rest.dims), "values": dict(rest.values)}
 
 
 def run(config: Config, source: Source) -> Result:
@@ -43,16 +44,18 @@ def run(config: Config, source: Source) -> Result:
     ``inline_bytes`` in all stay in the files that they are in, and later stages leave them in files too; otherwise they
     are inside the model.
 
-    Extents that ``dims`` has one size for are numbers in it. Of those with several, it is checked that the model can
-    have each. Equal models give equal bytes, whatever their storage and the names inside them. The report holds the
-    original name of every renamed value, weight and node. Raises ModelError for a file that is damaged, unsafe, not a
-    model, or outside what ONNX and ``config`` allow, and ConfigError for an extent that the model does not have.
+    Inputs that ``values`` names are constants in it, and extents that ``dims`` has one size for are numbers. Of those
+    with several, it is checked that the model can have each. Equal models give equal bytes, whatever their storage and
+    the names inside them. The report holds the original name of every renamed value, weight and node. Raises ModelError
+    for a file that is damaged, unsafe, not a model, or outside what ONNX and ``config`` allow, and ConfigError for an
+    extent or an input that the model does not have.
     """
     from forge_pipeline.frontends.table import import_model
     from forge_pipeline.ir import ONNXModule, checks
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.external_data.limits import check_bulk
     from forge_pipeline.ir.external_data.resolve import within_reach
+    from forge_pipeline.ir.input_values import with_values
     from forge_pipeline.ir.labels import labels_of
     from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
@@ -63,10 +66,10 @@ def run(config: Config, source: Source) -> Result:
     sizes = {name: size for name, size in config.dims.items() if isinstance(size, int)}
     imported = import_model(source, inputs=config.inputs, limits=limits, sizes=sizes)
     left = {name: size for name, size in config.dims.items() if name not in imported.notes.get("sizes", {})}
-    written = written_out(within_reach(imported.model, imported.external))
+    written = written_out(with_values(within_reach(imported.model, imported.external), config.values))
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
-    model = checks.with_own_opset(model, max_opset=config.max_opset)
+    model = checks.with_outputs_apart(checks.with_own_opset(model, max_opset=config.max_opset))
     faults = checks.interface_faults(model, max_value_bytes=config.max_value_bytes)
     if config.defaulted_inputs == "refuse":
         faults += checks.refusal_of(lambda: _refuse_defaults(model))

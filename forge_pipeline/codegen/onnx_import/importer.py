@@ -150,13 +150,19 @@ def _error(model: onnx.ModelProto, refused: Sequence[Refused]) -> CompileError:
     operators = sorted({item.operator for item in refused})
     axes = (axis for value in model.graph.input for axis in value.type.tensor_type.shape.dim)
     extents = ", ".join(dict.fromkeys(f"{axis.dim_param}: NUMBER" for axis in axes if axis.dim_param))
+    flags = ", ".join(f"{value.name}: VALUE" for value in model.graph.input if _is_one_element(value))
     sizes = f"give sizes (`model.dims={{{extents}}}`, as many as it takes), or " if extents else ""
+    values = f"make constants of inputs (`model.values={{{flags}}}`), or " if flags else ""
     return CompileError(
         where=f"model {model.graph.name!r}",
         expected="operators that can be compiled",
         found=f"{len(refused)} node(s) that cannot ({', '.join(operators)}): {shown}{more}",
-        fix=f"{sizes}export the model without them, or in a form that avoids them",
+        fix=f"{sizes}{values}export the model without them, or in a form that avoids them",
     )
+
+
+def _is_one_element(value: onnx.ValueInfoProto) -> bool:
+    return all(axis.dim_value == 1 for axis in value.type.tensor_type.shape.dim)
 
 
 def check_interface(model: onnx.ModelProto) -> None:

@@ -66,7 +66,9 @@ def _eye(node: NodeImport) -> Any:
 def _dropout(node: NodeImport) -> Any:
     """Dropout in inference: the operand, and a mask that drops nothing."""
     training = node.constant(2) if node.has(2) else None
-    if node.has(2) and (training is None or training.any()):
+    if node.has(2) and training is None:
+        raise NotImplementedError("whether it is training is not known before it runs")
+    if training is not None and training.any():
         raise NotImplementedError("training mode")
     if not node.wants(1):
         return node.input(0)
