@@ -27,7 +27,7 @@ def inspect(source: Source) -> dict[str, Any]:
     written = written_out(within_reach(imported.model, imported.external))
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
-    model = checks.with_own_opset(model, max_opset=onnx.defs.onnx_opset_version())
+    model = checks.with_outputs_apart(checks.with_own_opset(model, max_opset=onnx.defs.onnx_opset_version()))
     checks.check_interface(model, max_value_bytes=MAX_SHOWN_BYTES)
     form = canonical(model, external=imported.external)
     checks.check_operators(form, {**written.why, **kept(model)})

@@ -7,7 +7,8 @@ it does not know, and constants that are small in the file and unbounded in memo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import partial
 
 import onnx
@@ -21,7 +22,7 @@ from forge_pipeline.ir.open_extents import clear_impossible, is_nameless
 from forge_pipeline.ir.shape_inference import InvalidModelError, check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
 from forge_pipeline.ir.traversal import every_graph, every_node
-from forge_pipeline.ir.values import fed
+from forge_pipeline.ir.values import fed, unused
 
 MAX_RANK = 64  # numpy's own limit
 MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
@@ -80,6 +81,28 @@ def with_own_opset(model: ModelProto, *, max_opset: int) -> ModelProto:
     completed.CopyFrom(model)
     completed.opset_import.add(domain="", version=min(max_opset, OWN_OPSET))
     return completed
+
+
+def with_outputs_apart(model: ModelProto) -> ModelProto:
+    """Return ``model`` with a name for each output, where it lists a value as several: copies of it are ``name_2``.
+
+    Cells of recurrent networks give their state as their result, too, and ONNX Runtime takes them so.
+    """
+    names = [value.name for value in model.graph.output]
+    if len(set(names)) == len(names) or "" in names:
+        return model
+    changed = ModelProto()
+    changed.CopyFrom(model)
+    graph = changed.graph
+    taken = {name for node in every_node(changed) for name in (*node.input, *node.output)}
+    taken |= {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    seen = set[str]()
+    for value in graph.output:
+        if value.name in seen:
+            source, value.name = value.name, unused(value.name, taken, first=2)
+            graph.node.add(op_type="Identity", input=[source], output=[value.name])
+        seen.add(value.name)
+    return changed
 
 
 def _uses_onnx(model: ModelProto) -> bool:
@@ -200,22 +223,22 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
     """Run the ONNX checker and shape inference; return the skeleton with the types of all values inferred.
 
     No value is computed: large weights are stood in for by inputs of the same type. Shapes that the file states of
-    results are left out where nodes contradict them, as ONNX Runtime does: some exporters write an empty one. Raises
-    ModelError for a node that does not fit its schema, types that contradict each other, and a value of more than
-    ``max_value_bytes``.
+    results, of branches and of loops, are left out where nodes contradict them, as ONNX Runtime does:
+    some exporters write an empty one. Raises ModelError for a node that does not fit its schema, types that contradict
+    each other, and a value of more than ``max_value_bytes``.
     """
-    outline = _outline(form)
 
-    def infer() -> ModelProto:
+    def infer(outline: ModelProto) -> ModelProto:
         return check_and_infer(outline, explain=lambda message: _with_original_names(message, form.names))
 
+    outline = _outline(form)
     try:
-        inferred = infer()
+        inferred = infer(outline)
     except InvalidModelError:
-        del outline.graph.value_info[:]
-        for value in outline.graph.output:
-            value.type.tensor_type.ClearField("shape")
-        inferred = infer()
+        found = next(_inferences(infer, _less_stated(outline)), None)
+        if found is None:
+            raise
+        inferred = found
     for graph in every_graph(inferred):
         for value in (*graph.value_info, *graph.output):
             _check_inferred(value.type.tensor_type, f"value {form.names.get(value.name, value.name)[:80]!r}")
@@ -223,8 +246,34 @@ def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
     return inferred
 
 
+def _inferences(infer: Callable[[ModelProto], ModelProto], outlines: Iterable[ModelProto]) -> Iterator[ModelProto]:
+    for outline in outlines:
+        with suppress(InvalidModelError):
+            yield infer(outline)
+
+
+def _less_stated(outline: ModelProto) -> Iterator[ModelProto]:
+    """Yield ``outline`` without shapes that it states: of results, of those of branches and loops, of both."""
+    inner = _of_subgraphs(outline)
+    for of_results, of_inner in ((True, False), (False, True), (True, True)):
+        if of_inner and not inner:
+            return
+        less = ModelProto()
+        less.CopyFrom(outline)
+        del less.graph.value_info[:]
+        for value in (*(less.graph.output if of_results else ()), *(_of_subgraphs(less) if of_inner else ())):
+            value.type.tensor_type.ClearField("shape")
+        yield less
+
+
 def complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
-    """Give outputs what inference finds where the file is silent or wrong: a shape, a number, an extent's name."""
+    """Give outputs what inference finds where the file is silent or wrong: a shape, a number, an extent's name.
+
+    Shapes that are wrong inside of branches and loops are taken out.
+    """
+    for value, known in zip(_of_subgraphs(model), _of_subgraphs(inferred), strict=True):
+        if _contradicts(value.type.tensor_type, known.type.tensor_type):
+            value.type.tensor_type.ClearField("shape")
     names = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
     for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
         stated, true = (item.type.tensor_type.shape for item in (value, known))
@@ -235,6 +284,21 @@ def complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
             is_wrong = found.dim_value > 0 and dim.HasField("dim_value")
             if is_wrong or (is_nameless(dim) and (found.dim_value > 0 or found.dim_param in names)):
                 dim.CopyFrom(found)
+
+
+def _of_subgraphs(model: ModelProto) -> list[ValueInfoProto]:
+    """Return what comes out of branches and loops, in order."""
+    _, *inner = every_graph(model)
+    return [value for graph in inner for value in graph.output]
+
+
+def _contradicts(stated: onnx.TypeProto.Tensor, found: onnx.TypeProto.Tensor) -> bool:
+    """Return whether the shape that is stated has another rank, or another number, than what was found."""
+    if not stated.HasField("shape"):
+        return False
+    pairs = zip(stated.shape.dim, found.shape.dim, strict=False)
+    differ = any(a.dim_value and b.dim_value and a.dim_value != b.dim_value for a, b in pairs)
+    return differ or not found.HasField("shape") or len(stated.shape.dim) != len(found.shape.dim)
 
 
 def _outline(form: Canonical) -> ModelProto:

@@ -96,6 +96,9 @@ PASSES = Registry(
             "fusion.attention", "MergeProducts", "fusion", "products of one value are one, and a Split"
         ),
         "inline-branches": _row("simplify.branches", "InlineBranches", "control", "If with a constant condition"),
+        "hoist-invariants": _row(
+            "simplify.loops", "HoistInvariants", "control", "compute before a loop what no turn changes"
+        ),
         "inline-functions": _row("simplify.branches", "InlineFunctions", "control", "calls of local functions"),
         "set-batch-size": _row(
             "interface.boundary", "SetBatchSize", "interface", "another leading dimension of the inputs"

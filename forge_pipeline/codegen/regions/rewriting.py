@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from forge_pipeline.codegen.regions.data_sizes import taken_apart
 from forge_pipeline.codegen.regions.fragment import Fragment
@@ -14,7 +14,8 @@ from forge_pipeline.codegen.regions.normal_form import copied, graphs_of
 from forge_pipeline.codegen.regions.scans import as_loop
 from forge_pipeline.ir.constant_node import STANDARD
 from forge_pipeline.ir.sizes.analysis import Sizes, analyse
-from forge_pipeline.ir.sizes.value import UNKNOWN
+from forge_pipeline.ir.sizes.rules.control import levelled
+from forge_pipeline.ir.sizes.value import UNKNOWN, Shape
 from forge_pipeline.ir.traversal import every_node
 
 ROUNDS: Final = 8
@@ -71,7 +72,9 @@ class _Rewriter:
         if node.domain not in STANDARD:
             return None
         if node.op_type == "If":
-            return self._taken(node)
+            return self._taken(node) or self._level_branches(node)
+        if node.op_type == "Loop":
+            return self._level_turns(node)
         if node.op_type == "Scan":
             found = as_loop(node, self.opset)
         else:
@@ -92,6 +95,48 @@ class _Rewriter:
         fragment = Fragment(stem=node.output[0], opset=self.opset)
         fragment.copy(node, 1, fragment.constant(value.reshape(()), value.dtype))
         return fragment
+
+    def _level_branches(self, node: NodeProto) -> list[NodeProto] | None:
+        """Return an If of which both branches give a result in one shape; None where they do (``levelled``)."""
+        branches = list(graphs_of(node))
+        changed = False
+        for values in zip(*(branch.output for branch in branches), strict=True):
+            level = levelled(*(self._shape(value.name) for value in values))
+            for branch, value in zip(branches, values, strict=True):
+                changed |= self._level(branch, value, level)
+        return [node] if changed else None
+
+    def _level_turns(self, node: NodeProto) -> list[NodeProto] | None:
+        """Return a Loop that begins with what it carries in the shape that every turn gives it; None where it does."""
+        (body,) = graphs_of(node)
+        before = Fragment(stem=f"{body.input[0].name}/before", opset=self.opset)
+        changed = False
+        for index, carried in enumerate(body.input[2:]):
+            level, initial = self._shape(carried.name), node.input[2 + index]
+            if self._is_lower(initial, level):
+                node.input[2 + index] = before.node("Reshape", initial, before.constant(level))
+                changed = True
+            changed |= self._level(body, body.output[1 + index], level)
+        self.weights += before.weights
+        return [*before.nodes, node] if changed else None
+
+    def _level(self, graph: GraphProto, result: ValueInfoProto, level: Shape | None) -> bool:
+        """Give a result of ``graph`` the shape ``level``; return whether it had fewer axes."""
+        if not self._is_lower(result.name, level):
+            return False
+        fragment = Fragment(stem=f"{result.name}/level", opset=self.opset)
+        result.name = fragment.node("Reshape", result.name, fragment.constant(level))
+        result.type.tensor_type.ClearField("shape")
+        self.weights += fragment.weights
+        graph.node.extend(fragment.nodes)
+        return True
+
+    def _is_lower(self, name: str, level: Shape | None) -> bool:
+        shape = self._shape(name)
+        return level is not None and levelled(shape, level) == level and shape != level
+
+    def _shape(self, name: str) -> Shape | None:
+        return self.sizes.values.get(name, UNKNOWN).shape
 
     def _taken(self, node: NodeProto) -> list[NodeProto] | None:
         """Return the branch that an If takes whenever it runs, None where that is not known."""

@@ -69,6 +69,48 @@ def test_a_loop_ends_by_its_condition_or_its_count_and_stacks_what_it_scans() ->
     compare(model, [{"x": x, "n": np.array(n), "limit": np.array(limit, np.float32)} for n, limit in feeds])
 
 
+def test_what_a_loop_carries_and_never_reads_may_begin_as_anything() -> None:
+    """PaddlePaddle writes what its loops leave behind so, and that it has no axes."""
+    model = model_of("""
+        g (float[N, 4] x, int64 most) => (float[M, 3, 4] y) {
+          yes = Constant <value = bool {1}> ()  turns = Constant <value_int = 9> ()
+          nothing = Constant <value = float {0}> ()  one = Constant <value_int = 1> ()
+          left, last = Loop (turns, yes, nothing, one) <
+            body = b (int64 i, bool c, float unread, int64 k) => (bool go, float s, int64 k2) {
+              shape = Constant <value = int64[3] {-1, 3, 4}> ()
+              thrice = Concat <axis = 0> (x, x, x)  number = Cast <to = 1> (k)  product = Mul (thrice, number)
+              s = Reshape (product, shape)
+              k2 = Add (k, k)  go = Less (k2, most)
+            }
+          >
+          y = Neg (left)
+        }""")
+    compare(model, [{"x": floats(2, 4), "most": np.array(most)} for most in (1, 5, 100)])
+
+
+def test_flags_with_and_without_an_axis_are_the_same() -> None:
+    model = model_of("""
+        g (float[N] x, float limit) => (float y, int64 last) {
+          yes = Constant <value = bool {1}> ()  turns = Constant <value_int = 6> ()
+          no = Constant <value = bool {0}> ()  one = Constant <value_int = 1> ()
+          start = Constant <value = float {1}> ()
+          found, last, end = Loop (turns, yes, no, one, start) <
+            body = b (int64 i, bool c, bool f, int64 k, float s) => (bool go, bool f2, int64 k2, float s2) {
+              never = Constant <value = bool[1] {0}> ()
+              s2 = Add (s, s)  k2 = Add (k, k)  top = ReduceMax <keepdims = 0> (x)  sum = Mul (top, s2)
+              past = Greater (sum, limit)
+              f2 = If (past) <
+                then_branch = t () => (bool yes_it_is) { yes_it_is = Constant <value = bool {1}> () },
+                else_branch = e () => (bool as_before) { as_before = Or (f, never) }
+              >
+              go = Not (past)
+            }
+          >
+          number = Cast <to = 1> (found)  y = ReduceMax <keepdims = 0> (number)
+        }""")
+    compare(model, [{"x": abs(floats(5)) + 1, "limit": np.array(limit, np.float32)} for limit in (0, 10, 1e9)])
+
+
 def test_a_loop_carries_arrays_that_grow() -> None:
     model = model_of("""
         g (float[N, 2] x, int64 n) => (float[M, 2] y, float[2] total) {

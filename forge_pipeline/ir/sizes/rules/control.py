@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from forge_pipeline.ir.sizes import expression as e
 from forge_pipeline.ir.sizes.expression import Whole
 from forge_pipeline.ir.sizes.operation import Operation, Rule, Unknown, whole
 from forge_pipeline.ir.sizes.value import UNKNOWN, Array, Known, Shape, of_array
+from forge_pipeline.ir.traversal import nodes_below
 
 BRANCHES: Final = {True: "then_branch", False: "else_branch"}
 
@@ -52,7 +53,7 @@ def _either(op: Operation, a: Known, b: Known, inner: frozenset[str], index: int
     if a.is_sequence or b.is_sequence:
         return Known(0, None, element=common(op, elements(op, a), elements(op, b), f"{index}"))
     if a.dtype != b.dtype or a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        return Known(a.dtype if a.dtype == b.dtype else 0, None)
+        return Known(a.dtype, levelled(a.shape, b.shape)) if a.dtype == b.dtype else Known(0, None)
     sizes: list[Whole] = []
     for axis, (left, right) in enumerate(zip(a.shape, b.shape, strict=True)):
         if left == right and e.names(left).isdisjoint(inner):
@@ -87,24 +88,57 @@ def _pairs(a: Shape, b: Shape) -> Sequence[tuple[int, tuple[Whole, Whole]]]:
     return list(enumerate(zip(a, b, strict=True)))
 
 
+def levelled(a: Shape | None, b: Shape | None) -> Shape | None:
+    """Return the longer shape where both are of one element, None where either is not.
+
+    Exporters write a flag or a count with and without an axis, and tell them apart nowhere; what is compiled has the
+    longer shape in both (``codegen.regions.rewriting``).
+    """
+    if a is None or b is None or {*a, *b} - {1}:
+        return None
+    return max(a, b, key=len)
+
+
 def same(a: Array | None, b: Array | None) -> bool:
     """Return whether the elements of two tensors are known to be the same."""
     return a is not None and b is not None and a.shape == b.shape and a.reshape(-1).tolist() == b.reshape(-1).tolist()
 
 
 def loop(op: Operation) -> Sequence[Known]:
-    """Loop: values that are carried keep what all steps have in common; what is collected has an axis of steps."""
+    """Loop: values that are carried keep what all steps have in common; what is collected has an axis of steps.
+
+    Where the body runs, what it carries and never reads is in the end what its last turn gave, whatever was before.
+    """
     carried = [op.input(index) for index in range(2, len(op.inputs))]
     step, goes_on = Known(TensorProto.INT64, ()), of_array(np.array(True))  # else the body would not run
-    carried, found, inner = _fixed(op, "body", carried, [step, goes_on], 1)
+    unread = _unread(op) if _runs(op) else frozenset[int]()
+    carried, found, inner = _fixed(op, "body", carried, [step, goes_on], 1, unread=unread)
     steps = _steps(op, found[0])
-    last = [_final(op, before, after, inner, index) for index, (before, after) in _zipped(carried, found[1:])]
+    states = [after if index in unread else before for index, (before, after) in _zipped(carried, found[1:])]
+    last = [_final(op, state, inner, index) for index, state in enumerate(states)]
     collected = found[1 + len(carried) :]
     return [*last, *(_stacked(op, known, steps, 0, inner, index) for index, known in enumerate(collected))]
 
 
 def _zipped(a: Sequence[Known], b: Sequence[Known]) -> list[tuple[int, tuple[Known, Known]]]:
     return list(enumerate(zip(a, b, strict=False)))
+
+
+def _runs(op: Operation) -> bool:
+    """Return whether a Loop's body is known to run."""
+    count, first = ((True,) if not op.has(index) else _entries(op.input(index)) for index in (0, 1))
+    return all(len(entries) == 1 and isinstance(entries[0], int) and entries[0] > 0 for entries in (count, first))
+
+
+def _entries(known: Known) -> tuple[object, ...]:
+    return () if known.contents is None else tuple(known.contents.reshape(-1).tolist())
+
+
+def _unread(op: Operation) -> frozenset[int]:
+    """Return which values a Loop carries that its body neither reads nor hands on."""
+    graph = op.attribute("body")
+    read = {name for node in nodes_below(graph.node) for name in node.input} | {value.name for value in graph.output}
+    return frozenset(index for index, value in enumerate(graph.input[2:]) if value.name not in read)
 
 
 def _steps(op: Operation, goes_on: Known) -> Whole:
@@ -122,18 +156,26 @@ def _steps(op: Operation, goes_on: Known) -> Whole:
 
 
 def _fixed(
-    op: Operation, graph: str, carried: list[Known], before: list[Known], skipped: int, after: Sequence[Known] = ()
+    op: Operation,
+    graph: str,
+    carried: list[Known],
+    before: list[Known],
+    skipped: int,
+    after: Sequence[Known] = (),
+    unread: Set[int] = frozenset(),
 ) -> tuple[list[Known], list[Known], frozenset[str]]:
     """Return what carried values are at every step, what the graph's results are then, and the extents made within.
 
     An extent that a step changes becomes one of its own, a value whose rank changes one of unknown shape; then the
-    graph is gone through again, until nothing changes: each value does so a few times at most.
+    graph is gone through again, until nothing changes: each value does so a few times at most. Those that are
+    ``unread`` stay what they are before.
     """
     own: set[str] = set()
     state = [known if known.is_sequence else Known(known.dtype, known.shape, known.contents) for known in carried]
     for _ in range(4 + sum(len(known.shape or ()) + 2 for known in state)):
         results = op.context.trial(graph, [*before, *state, *after])[skipped:]
-        widened = [_widened(op, a, b, own, index) for index, (a, b) in _zipped(state, results)]
+        pairs = _zipped(state, results)
+        widened = [a if index in unread else _widened(op, a, b, own, index) for index, (a, b) in pairs]
         if all(new is old for new, old in zip(widened, state, strict=True)):
             break
         state = widened
@@ -157,7 +199,8 @@ def _widened(op: Operation, state: Known, result: Known, own: set[str], index: i
     if state.shape is None or dtype != state.dtype:
         return state if state.shape is None and state.dtype == dtype else Known(dtype, None)
     if result.shape is None or len(result.shape) != len(state.shape):
-        return Known(dtype, None)
+        level = levelled(state.shape, result.shape)
+        return state if level == state.shape else Known(dtype, level)
     sizes = list(state.shape)
     for axis, (old, new) in enumerate(zip(state.shape, result.shape, strict=True)):
         if old != new and not (e.names(old) and e.names(old) <= own):
@@ -169,12 +212,12 @@ def _widened(op: Operation, state: Known, result: Known, own: set[str], index: i
     return Known(dtype, tuple(sizes), contents)
 
 
-def _final(op: Operation, state: Known, result: Known, inner: frozenset[str], index: int) -> Known:
+def _final(op: Operation, state: Known, inner: frozenset[str], index: int) -> Known:
     """Return what a carried value is in the end: as at every step, where no step made the extent."""
     if state.is_sequence or state.shape is None:
         return state
     sizes = [op.fresh(f"{index}_{i}") if e.names(size) & inner else size for i, size in enumerate(state.shape)]
-    return Known(state.dtype, tuple(sizes), state.contents)
+    return Known(state.dtype, tuple(sizes), state.contents if tuple(sizes) == state.shape else None)
 
 
 def _stacked(op: Operation, known: Known, steps: Whole, axis: int, inner: frozenset[str], index: int) -> Known:
@@ -204,7 +247,7 @@ def scan(op: Operation) -> Sequence[Known]:
         steps = length if steps is None else op.require_equal(steps, length, "sequences of several lengths")
         slices.append(Known(known.dtype, (*known.shape[:place], *known.shape[place + 1 :])))
     states, found, inner = _fixed(op, "body", states, [], 0, slices)
-    last = [_final(op, before, after, inner, index) for index, (before, after) in _zipped(states, found)]
+    last = [_final(op, state, inner, index) for index, state in enumerate(states)]
     collected = found[len(states) :]
     to = [int(axis) for axis in op.attribute("scan_output_axes", [0] * len(collected))]
     length = op.fresh("steps") if steps is None else op.context.resolve(steps)
