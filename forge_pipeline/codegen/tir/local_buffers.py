@@ -19,7 +19,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
-from forge_pipeline.codegen.tir import bfloat16_pairs, scalar_loops
+from forge_pipeline.codegen.tir import allocations, bfloat16_pairs, scalar_loops
 from forge_pipeline.codegen.tir.argument_checks import without_checks
 from forge_pipeline.codegen.tir.divisions import towards_zero
 from forge_pipeline.codegen.tir.math import nested_calls
@@ -77,6 +77,8 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         _uncalled,
     )
     own = [tvm.tirx.transform.prim_func_pass(each, opt_level=0) for each in passes]
+    placed = tvm.tirx.transform.prim_func_pass(allocations.in_place, opt_level=0)
+    lower = tvm.transform.Sequential([placed, lower])
     return lower, lambda: tvm.transform.Sequential([*own, finalize_host()]), finalize_device
 
 
