@@ -1,5 +1,7 @@
 """Divisions of what is never negative: then rounding down is rounding to zero, as the machine does.
 
+What may be -1 and no less, as the last row's number, or a number that is known, is made so by adding the divisor once.
+
 TVM knows no extent that a call brings to be one, and has a remainder's sign compared with the divisor's after each
 division. A place in several axes of unknown extent has divisions in divisions, of which it then looks for the bounds so
 often that a kernel of a few lines takes half a minute.
@@ -15,8 +17,6 @@ from tvm.ir import Call, Var
 
 SHAPE: Final = 17
 """What TVM calls an element of an array of int64 in a tensor's head: extents, and strides, which no kernel takes."""
-_BOTH: Final = (tirx.Add, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min)
-"""What is not negative where neither operand is."""
 
 
 def towards_zero(function: Any, _module: Any, _context: Any) -> Any:
@@ -26,10 +26,16 @@ def towards_zero(function: Any, _module: Any, _context: Any) -> Any:
     tvm_ffi.structural_walk(function.body, steps, order="pre")
 
     def quotient(division: Any) -> Any:
-        return tirx.Div(division.a, division.b) if known.allows(division) else division
+        added = known.added(division)
+        if added is None:
+            return division
+        return tirx.Div(division.a, division.b) if added == 0 else tirx.Div(division.a + added, division.b) - 1
 
     def remainder(division: Any) -> Any:
-        return tirx.Mod(division.a, division.b) if known.allows(division) else division
+        added = known.added(division)
+        if added is None:
+            return division
+        return tirx.Mod(division.a, division.b) if added == 0 else tirx.Mod(division.a + added, division.b)
 
     return function.with_body(
         tvm_ffi.structural_map(function.body, [(tirx.FloorDiv, quotient), (tirx.FloorMod, remainder)])
@@ -37,47 +43,85 @@ def towards_zero(function: Any, _module: Any, _context: Any) -> Any:
 
 
 class _Known:
-    """Variables that are never negative."""
+    """The least that variables are known to be."""
 
     def __init__(self) -> None:
-        self._variables: set[Any] = set()
+        self._variables: dict[Any, int] = {}
 
     def counts(self, loop: tirx.For) -> None:
-        """Note a loop's variable, which begins at no negative number and counts up."""
-        if self.covers(loop.min):
-            self._variables.add(loop.loop_var)
+        """Note a loop's variable, which begins somewhere and counts up."""
+        self._note(loop.loop_var, loop.min)
 
     def names(self, bind: tirx.Bind) -> None:
-        """Note a variable that stands for a tensor's extent, or a value that is not negative."""
-        if self.covers(bind.value):
-            self._variables.add(bind.var)
+        """Note a variable that stands for a tensor's extent, or for a value of which as much is known."""
+        self._note(bind.var, bind.value)
 
-    def allows(self, division: Any) -> bool:
-        """Return whether both are not negative, and it is no shift."""
+    def added(self, division: Any) -> Any:
+        """Return what makes the dividend never negative, once more the divisor at most; None where none is known.
+
+        A quotient of the sum is larger by one then, and the remainder is the same. A shift is neither.
+        """
         divisor = division.b.value if isinstance(division.b, tirx.Broadcast) else division.b
-        is_shift = isinstance(divisor, tirx.IntImm) and int(divisor).bit_count() == 1
-        return not is_shift and self.covers(division.a, division.b)
+        number = int(divisor) if isinstance(divisor, tirx.IntImm) else None
+        is_shift = number is not None and number.bit_count() == 1
+        least, of_divisor = self.least(division.a), self.least(division.b)
+        if is_shift or least is None or of_divisor is None or of_divisor < 0:
+            return None
+        if least >= 0:
+            return 0
+        is_within = least == -1 or (number is not None and -least <= number)  # what divides is at least one
+        return division.b if is_within and not isinstance(division.b, tirx.Broadcast) else None
 
-    def covers(self, *values: Any) -> bool:
-        """Return whether no such value, or element of a vector, is negative."""
-        return all(map(self._covers, values))
-
-    def _covers(self, value: Any) -> bool:
+    def least(self, value: Any) -> int | None:
+        """Return a number that a value, or no element of a vector, is below; None where none is known."""
         if isinstance(value, Var):
-            return value in self._variables
+            return self._variables.get(value)
         if isinstance(value, tirx.IntImm):
-            return int(value) >= 0
-        if isinstance(value, _BOTH):
-            return self.covers(value.a, value.b)
-        if isinstance(value, tirx.Max):
-            return self._covers(value.a) or self._covers(value.b)
+            return int(value)
         if isinstance(value, tirx.Broadcast):
-            return self._covers(value.value)
+            return self.least(value.value)
         if isinstance(value, tirx.Cast):
-            return str(value.ty.dtype).startswith("int64") and self._covers(value.value)
-        if isinstance(value, tirx.Ramp):
-            return self.covers(value.base, value.stride)
-        return isinstance(value, Call) and _is_extent(value)
+            return self.least(value.value) if str(value.ty.dtype).startswith("int64") else None
+        if isinstance(value, tirx.Sub):
+            return self._sum(value.a, -int(value.b)) if isinstance(value.b, tirx.IntImm) else None
+        if isinstance(value, Call):
+            return 0 if _is_extent(value) else None
+        return self._of_two(value)
+
+    def _of_two(self, value: Any) -> int | None:
+        pair = (value.base, value.stride) if isinstance(value, tirx.Ramp) else _operands(value)
+        if pair is None:
+            return None
+        first, second = map(self.least, pair)
+        if isinstance(value, tirx.Max):
+            return max((one for one in (first, second) if one is not None), default=None)
+        if isinstance(value, tirx.FloorMod) and second is not None and second >= 0:
+            return 0
+        if first is None or second is None:
+            return None
+        if isinstance(value, tirx.Add):
+            return first + second
+        if isinstance(value, tirx.Min):
+            return min(first, second)
+        if isinstance(value, tirx.Mul) and isinstance(value.b, tirx.IntImm) and second >= 0:
+            return first * second
+        if isinstance(value, tirx.FloorDiv) and second >= 0:
+            return min(first, 0)  # by one at least
+        return 0 if first >= 0 and second >= 0 else None
+
+    def _sum(self, value: Any, number: int) -> int | None:
+        least = self.least(value)
+        return None if least is None else least + number
+
+    def _note(self, variable: Any, value: Any) -> None:
+        least = self.least(value)
+        if least is not None:
+            self._variables[variable] = least
+
+
+def _operands(value: Any) -> tuple[Any, Any] | None:
+    kinds = (tirx.Add, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+    return (value.a, value.b) if isinstance(value, kinds) else None
 
 
 def _is_extent(call: Call) -> bool:

@@ -47,6 +47,9 @@ def _run(function: Any, size: int) -> np.ndarray:
         (lambda i, size: i // size * 100 + i % size, False),
         (lambda i, size: i // (size * 3) + i % (size + 2), False),
         (lambda i, size: (i + 1) * size // (size + 1), False),
+        (lambda i, size: (i - 1) // size * 9 + (i - 1) % size, False),
+        (lambda i, size: (i - 3) // 5 * 9 + (i - 3) % 7, False),
+        (lambda i, size: i // ((size - 1) // 16 * 3 + 3) + (i - 1) // (size + 1) % size, True),  # by 16
         (lambda i, size: (i - 5) // size, True),
         (lambda i, size: (5 - i) % size, True),
         (lambda i, size: (i - size) // 3 + (2 - i) % 5, True),
