@@ -1,6 +1,6 @@
 """Divisions of what is never negative: then rounding down is rounding to zero, as the machine does.
 
-What may be -1 and no less, as the last row's number, or a number that is known, is made so by adding the divisor once.
+A dividend that may be -1, as the number of the last of no rows is, is made so by adding the divisor once.
 
 TVM knows no extent that a call brings to be one, and has a remainder's sign compared with the divisor's after each
 division. A place in several axes of unknown extent has divisions in divisions, of which it then looks for the bounds so
