@@ -15,6 +15,7 @@ from forge_pipeline.ir.external_data.resolve import within_reach
 from forge_pipeline.ir.ml.to_standard import written_out
 from forge_pipeline.ir.onnx_module import MAX_SHOWN_BYTES
 from forge_pipeline.ir.qdq.to_standard import in_standard, kept
+from forge_pipeline.ir.type_inference import check_types, complete_outputs
 
 
 def inspect(source: Source) -> dict[str, Any]:
@@ -31,8 +32,8 @@ def inspect(source: Source) -> dict[str, Any]:
     checks.check_interface(model, max_value_bytes=MAX_SHOWN_BYTES)
     form = canonical(model, external=imported.external)
     checks.check_operators(form, {**written.why, **kept(model)})
-    inferred = checks.check_types(form, max_value_bytes=MAX_SHOWN_BYTES)
-    checks.complete_outputs(form.skeleton, inferred)  # as loading does: the fingerprint is of that
+    inferred = check_types(form, max_value_bytes=MAX_SHOWN_BYTES)
+    complete_outputs(form.skeleton, inferred)  # as loading does: the fingerprint is of that
     return {
         "kind": imported.kind,
         "ir_version": model.ir_version,

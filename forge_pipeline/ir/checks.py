@@ -6,9 +6,7 @@ it does not know, and constants that are small in the file and unbounded in memo
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 
 import onnx
@@ -18,16 +16,13 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.canonical import Canonical
 from forge_pipeline.ir.ml.builder import ML
 from forge_pipeline.ir.ml.to_standard import KEPT
-from forge_pipeline.ir.open_extents import clear_impossible, is_nameless
-from forge_pipeline.ir.shape_inference import InvalidModelError, check_and_infer
 from forge_pipeline.ir.tensors import DTYPES, bit_width, element_count
-from forge_pipeline.ir.traversal import every_graph, every_node
+from forge_pipeline.ir.traversal import every_node
 from forge_pipeline.ir.values import fed, unused
 
 MAX_RANK = 64  # numpy's own limit
 MAX_NAME = 65_535 - len(".npy")  # bytes: inputs are entries of zip archives
 OWN_OPSET = 21  # for models that name none: what this package writes operators in is in it
-_SMALL = 1 << 16  # bytes; what shape inference may read: targets of Reshape, sizes, axes
 _SHOWN = 3  # nodes of an operator that are named
 _EXPORT = "export the model again"
 
@@ -134,7 +129,7 @@ def _check_value(value: ValueInfoProto, role: str, seen: Set[str], max_value_byt
         found = f"one of {len(value.name.encode()):,} bytes"
         raise ModelError(where, f"a name of at most {MAX_NAME:,} bytes", found, "give it a shorter one")
     _check_tensor(value, where, shape_needed=role == "input")
-    _check_size(value, where, max_value_bytes)
+    check_size(value, where, max_value_bytes)
 
 
 def refusal_of(look: Callable[[], object]) -> list[ModelError]:
@@ -169,7 +164,7 @@ def _check_tensor(value: ValueInfoProto, where: str, *, shape_needed: bool) -> N
         raise ModelError(where, "a shape, of numbers or symbols", "none", "export the model with input shapes")
     if kind is not None and tensor.elem_type not in DTYPES:
         raise ModelError(where, "a known element type", str(tensor.elem_type), _EXPORT)
-    _check_rank(tensor, where)
+    check_rank(tensor, where)
 
 
 def defaulted_inputs(model: ModelProto) -> list[str]:
@@ -219,102 +214,8 @@ def _is_defined(op_type: str, domain: str, version: int) -> bool:
         return False
 
 
-def check_types(form: Canonical, *, max_value_bytes: int) -> ModelProto:
-    """Run the ONNX checker and shape inference; return the skeleton with the types of all values inferred.
-
-    No value is computed: large weights are stood in for by inputs of the same type. Shapes that the file states of
-    results, of branches and of loops, are left out where nodes contradict them, as ONNX Runtime does:
-    some exporters write an empty one. Raises ModelError for a node that does not fit its schema, types that contradict
-    each other, and a value of more than ``max_value_bytes``.
-    """
-
-    def infer(outline: ModelProto) -> ModelProto:
-        return check_and_infer(outline, explain=lambda message: _with_original_names(message, form.names))
-
-    outline = _outline(form)
-    try:
-        inferred = infer(outline)
-    except InvalidModelError:
-        found = next(_inferences(infer, _less_stated(outline)), None)
-        if found is None:
-            raise
-        inferred = found
-    for graph in every_graph(inferred):
-        for value in (*graph.value_info, *graph.output):
-            _check_inferred(value.type.tensor_type, f"value {form.names.get(value.name, value.name)[:80]!r}")
-            _check_size(value, f"value {form.names.get(value.name, value.name)[:80]!r}", max_value_bytes)
-    return inferred
-
-
-def _inferences(infer: Callable[[ModelProto], ModelProto], outlines: Iterable[ModelProto]) -> Iterator[ModelProto]:
-    for outline in outlines:
-        with suppress(InvalidModelError):
-            yield infer(outline)
-
-
-def _less_stated(outline: ModelProto) -> Iterator[ModelProto]:
-    """Yield ``outline`` without shapes that it states: of results, of those of branches and loops, of both."""
-    inner = _of_subgraphs(outline)
-    for of_results, of_inner in ((True, False), (False, True), (True, True)):
-        if of_inner and not inner:
-            return
-        less = ModelProto()
-        less.CopyFrom(outline)
-        del less.graph.value_info[:]
-        for value in (*(less.graph.output if of_results else ()), *(_of_subgraphs(less) if of_inner else ())):
-            value.type.tensor_type.ClearField("shape")
-        yield less
-
-
-def complete_outputs(model: ModelProto, inferred: ModelProto) -> None:
-    """Give outputs what inference finds where the file is silent or wrong: a shape, a number, an extent's name.
-
-    Shapes that are wrong inside of branches and loops are taken out.
-    """
-    for value, known in zip(_of_subgraphs(model), _of_subgraphs(inferred), strict=True):
-        if _contradicts(value.type.tensor_type, known.type.tensor_type):
-            value.type.tensor_type.ClearField("shape")
-    names = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
-    for value, known in zip(model.graph.output, inferred.graph.output, strict=True):
-        stated, true = (item.type.tensor_type.shape for item in (value, known))
-        if not value.type.tensor_type.HasField("shape") or len(stated.dim) != len(true.dim):
-            value.type.CopyFrom(known.type)
-            clear_impossible(value.type)
-        for dim, found in zip(value.type.tensor_type.shape.dim, true.dim, strict=True):
-            is_wrong = found.dim_value > 0 and dim.HasField("dim_value")
-            if is_wrong or (is_nameless(dim) and (found.dim_value > 0 or found.dim_param in names)):
-                dim.CopyFrom(found)
-
-
-def _of_subgraphs(model: ModelProto) -> list[ValueInfoProto]:
-    """Return what comes out of branches and loops, in order."""
-    _, *inner = every_graph(model)
-    return [value for graph in inner for value in graph.output]
-
-
-def _contradicts(stated: onnx.TypeProto.Tensor, found: onnx.TypeProto.Tensor) -> bool:
-    """Return whether the shape that is stated has another rank, or another number, than what was found."""
-    if not stated.HasField("shape"):
-        return False
-    pairs = zip(stated.shape.dim, found.shape.dim, strict=False)
-    differ = any(a.dim_value and b.dim_value and a.dim_value != b.dim_value for a, b in pairs)
-    return differ or not found.HasField("shape") or len(stated.shape.dim) != len(found.shape.dim)
-
-
-def _outline(form: Canonical) -> ModelProto:
-    model = ModelProto()
-    model.CopyFrom(form.skeleton)
-    for weight in form.weights:
-        if weight.size <= _SMALL:
-            model.graph.initializer.append(weight.tensor())
-        else:
-            model.graph.input.append(
-                onnx.helper.make_tensor_value_info(weight.header.name, weight.header.data_type, weight.header.dims)
-            )
-    return model
-
-
-def _check_size(value: ValueInfoProto, where: str, limit: int) -> None:
+def check_size(value: ValueInfoProto, where: str, limit: int) -> None:
+    """Raise ModelError for a value of more than ``limit`` bytes, open extents aside."""
     tensor = value.type.tensor_type
     known = [dim.dim_value for dim in tensor.shape.dim if dim.dim_value > 0]  # others are open
     size = element_count(known) * bit_width(tensor.elem_type) // 8
@@ -327,28 +228,8 @@ def _check_size(value: ValueInfoProto, where: str, limit: int) -> None:
         )
 
 
-def _check_rank(tensor: onnx.TypeProto.Tensor, where: str) -> None:
+def check_rank(tensor: onnx.TypeProto.Tensor, where: str) -> None:
+    """Raise ModelError for more axes than an array may have."""
     rank = len(tensor.shape.dim)
     if rank > MAX_RANK:
         raise ModelError(where, f"at most {MAX_RANK} dimensions", str(rank), _EXPORT)
-
-
-def _check_inferred(tensor: onnx.TypeProto.Tensor, where: str) -> None:
-    _check_rank(tensor, where)
-    if any(dim.dim_value < 0 for dim in tensor.shape.dim):
-        raise ModelError(
-            where=where,
-            expected="no negative dimension",
-            found=str([dim.dim_value for dim in tensor.shape.dim[:8]]),
-            fix="correct the node that computes it: what it takes away is more than there is",
-        )
-
-
-def _with_original_names(message: str, names: Mapping[str, str]) -> str:
-    """Say which node of the file a canonical name in the checker's message stands for."""
-
-    def told(match: re.Match[str]) -> str:
-        original = names.get(match[0], "")
-        return f"{match[0]} ({original[:80]!r} in the file)" if original else match[0]
-
-    return re.sub(r"\b[A-Za-z]\w*_\d+\b", told, message)

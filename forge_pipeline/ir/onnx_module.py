@@ -267,8 +267,8 @@ class ONNXModule:
 
         Raises ModelError for an invalid model.
         """
-        from forge_pipeline.ir.checks import check_types
         from forge_pipeline.ir.display.describe import describe
+        from forge_pipeline.ir.type_inference import check_types
 
         form = self._form
         return describe(form, check_types(form, max_value_bytes=MAX_SHOWN_BYTES))

@@ -51,7 +51,7 @@ def run(config: Config, source: Source) -> Result:
     extent or an input that the model does not have.
     """
     from forge_pipeline.frontends.table import import_model
-    from forge_pipeline.ir import ONNXModule, checks
+    from forge_pipeline.ir import ONNXModule, checks, type_inference
     from forge_pipeline.ir.canonical import by_reference, canonical, whole
     from forge_pipeline.ir.external_data.limits import check_bulk
     from forge_pipeline.ir.external_data.resolve import within_reach
@@ -84,10 +84,10 @@ def run(config: Config, source: Source) -> Result:
     if left:
         form = sized(form, left, max_value_bytes=config.max_value_bytes)
     module = ONNXModule.mapped(by_reference(form)) if size > config.inline_bytes else ONNXModule(whole(form))
-    inferred = checks.check_types(form, max_value_bytes=config.max_value_bytes)
+    inferred = type_inference.check_types(form, max_value_bytes=config.max_value_bytes)
     result = module.light
     check_bulk(result)
-    checks.complete_outputs(result, inferred)
+    type_inference.complete_outputs(result, inferred)
     report = {
         "kind": imported.kind,
         "importer": dict(imported.notes),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from tvm import relax, te, tirx, topi
@@ -27,45 +26,40 @@ Lowered = Callable[[Any, relax.Call], relax.Expr]
 def as_computed() -> Mapping[str, Lowered]:
     """Return how arithmetic and conditions are lowered so that TVM concludes nothing that is not so."""
     return {
-        "relax.add": partial(_wrapping, "add", operator.add, _lowered("add")),
-        "relax.subtract": partial(_wrapping, "subtract", operator.sub, _difference),
-        "relax.multiply": partial(_wrapping, "multiply", operator.mul, _product),
-        "relax.equal": _OfTwo("equal", lambda a, b: tirx.And(a <= b, b <= a)),
-        "relax.logical_and": _OfTwo("logical_and", tirx.bitwise_and, of_flags=True),
-        "relax.logical_or": _OfTwo("logical_or", tirx.bitwise_or, of_flags=True),
+        "relax.add": _wrapping("add", operator.add, _lowered("add")),
+        "relax.subtract": _wrapping("subtract", operator.sub, _difference),
+        "relax.multiply": _wrapping("multiply", operator.mul, _product),
+        "relax.equal": _of_values("equal", _is_float, lambda a, b: tirx.And(a <= b, b <= a)),
+        "relax.logical_and": _of_values("logical_and", _is_flag, tirx.bitwise_and),
+        "relax.logical_or": _of_values("logical_or", _is_flag, tirx.bitwise_or),
         "relax.logical_not": _negation,
     }
 
 
-def _wrapping(name: str, element: Element, other: Lowered, builder: Any, call: relax.Call) -> relax.Expr:
-    """32 bits without a sign in 64, of which 32 are kept; ``other`` lowers all other types.
+def _wrapping(name: str, element: Element, other: Lowered) -> Lowered:
+    """Lower 32 bits without a sign in 64, of which 32 are kept; ``other`` lowers all other types.
 
     TVM tells LLVM that they never overflow, which makes ``0 - x`` zero. Random numbers and hashes are made of such.
     """
-    first, second = call.args
-    if str(first.ty.dtype) != "uint32":
-        return other(builder, call)
     wide = "uint64" if name == "multiply" else "int64"
+    kernel = _kernel(name, lambda a, b: tirx.Cast("uint32", element(tirx.Cast(wide, a), tirx.Cast(wide, b))))
 
-    def wrapped(a: Any, b: Any) -> Any:
-        return tirx.Cast("uint32", element(tirx.Cast(wide, a), tirx.Cast(wide, b)))
+    def lower(builder: Any, call: relax.Call) -> relax.Expr:
+        is_one = str(call.args[0].ty.dtype) == "uint32"
+        return builder.call_te(kernel, *call.args) if is_one else other(builder, call)
 
-    return builder.call_te(_kernel(name, wrapped), first, second)
+    return lower
 
 
-class _OfTwo:
-    """Lowers an operator of two floats, or of two flags; others, and those with a constant, as TVM does."""
+def _of_values(name: str, fits: Callable[[relax.Expr], bool], element: Element) -> Lowered:
+    """Lower an operator of two values that fit, neither of them constant; TVM lowers all others."""
+    kernel, plain = _kernel(name, element), _lowered(name)
 
-    def __init__(self, name: str, element: Element, *, of_flags: bool = False) -> None:
-        self._name, self._element, self._of_flags = name, element, of_flags
-        self._plain = _lowered(name)
+    def lower(builder: Any, call: relax.Call) -> relax.Expr:
+        is_one = fits(call.args[0]) and not any(isinstance(operand, GenericConst) for operand in call.args)
+        return builder.call_te(kernel, *call.args) if is_one else plain(builder, call)
 
-    def __call__(self, builder: Any, call: relax.Call) -> relax.Expr:
-        first, second = call.args
-        fits = str(first.ty.dtype) == "bool" if self._of_flags else _is_float(first)
-        if not fits or isinstance(first, GenericConst) or isinstance(second, GenericConst):
-            return self._plain(builder, call)
-        return builder.call_te(_kernel(self._name, self._element), first, second)
+    return lower
 
 
 def _difference(builder: Any, call: relax.Call) -> relax.Expr:
@@ -99,6 +93,10 @@ def _is_number(operand: relax.Expr, wanted: float | None = None) -> bool:
 
 def _is_float(operand: relax.Expr) -> bool:
     return "float" in str(operand.ty.dtype)
+
+
+def _is_flag(operand: relax.Expr) -> bool:
+    return str(operand.ty.dtype) == "bool"
 
 
 def _lowered(name: str) -> Lowered:

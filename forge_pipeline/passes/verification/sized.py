@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from forge_pipeline.errors import ForgeError, ModelError
-from forge_pipeline.ir import checks
 from forge_pipeline.ir.canonical import Canonical, by_reference
 from forge_pipeline.ir.dims import WHERE, Dims, check, combinations, fixed, open_extents, shown, with_sizes
 from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.ir.type_inference import check_types
 from forge_pipeline.passes.verification.candidate_sizes import Preferred
 from forge_pipeline.passes.verification.exact import REFUSALS, reason
 from forge_pipeline.passes.verification.made_up import Kinds, MadeUp, made_up
@@ -26,12 +26,12 @@ def sized(form: Canonical, dims: Dims, *, max_value_bytes: int) -> Canonical:
     inference finds a contradiction that is not in the model as it is, or ONNX Runtime refuses them and takes others.
     """
     check(dims, open_extents(form.skeleton.graph.input))
-    checks.check_types(form, max_value_bytes=max_value_bytes)
+    check_types(form, max_value_bytes=max_value_bytes)
     numbers = fixed(dims)
     for sizes in combinations(dims):
         chosen = _with(form, {**numbers, **sizes})
         try:
-            checks.check_types(chosen, max_value_bytes=max_value_bytes)
+            check_types(chosen, max_value_bytes=max_value_bytes)
         except ModelError as refusal:
             raise _impossible({**numbers, **sizes}, "sizes that the model can have", refusal.found) from refusal
         _try_out(form, {**numbers, **sizes})

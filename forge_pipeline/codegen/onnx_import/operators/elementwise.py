@@ -11,7 +11,7 @@ from tvm import te, tirx
 from tvm.relax import op
 
 from forge_pipeline.codegen.onnx_import.node import Converter, NodeImport
-from forge_pipeline.codegen.tir.broadcasting import is_one
+from forge_pipeline.codegen.tir.broadcasting import broadcast, places
 
 FLOATS: Final = ("float16", "bfloat16", "float32", "float64")
 
@@ -46,7 +46,7 @@ def _divide(node: NodeImport) -> Any:
         return _binary("divide", node)
 
     def divided(a: Any, b: Any) -> Any:
-        shape, read = broadcast(a, b)
+        shape, read = _broadcast(a, b)
 
         def element(*at: Any) -> Any:
             divisor = read(b, at)
@@ -62,21 +62,13 @@ def _divide(node: NodeImport) -> Any:
     return node.kernel(divided, node.agreeing(0), node.agreeing(1), name="divide")
 
 
-def broadcast(*tensors: Any) -> tuple[list[Any], Any]:
-    """Return the shape that tensor expressions broadcast to, and what reads one of them at a place of it."""
-    rank = max(len(tensor.shape) for tensor in tensors)
-    shape: list[Any] = [tirx.IntImm("int64", 1)] * rank
-    for tensor in tensors:
-        for axis, extent in enumerate(tensor.shape, start=rank - len(tensor.shape)):
-            if not is_one(extent):
-                shape[axis] = extent
+def _broadcast(a: Any, b: Any) -> tuple[list[Any], Any]:
+    """Return the shape that two tensor expressions broadcast to, and what reads one of them at a place of it."""
 
     def read(tensor: Any, at: Any) -> Any:
-        own = at[rank - len(tensor.shape) :]
-        places = [0 if is_one(extent) else index for extent, index in zip(tensor.shape, own, strict=True)]
-        return tensor[tuple(places)] if places else tensor()
+        return tensor(*places(at, tensor.shape))
 
-    return shape, read
+    return broadcast(a.shape, b.shape), read
 
 
 def _mod(node: NodeImport) -> Any:
@@ -86,7 +78,7 @@ def _mod(node: NodeImport) -> Any:
     is_float = dtype in FLOATS
 
     def remainder(a: Any, b: Any) -> Any:
-        shape, read = broadcast(a, b)
+        shape, read = _broadcast(a, b)
 
         def element(*at: Any) -> Any:
             x, y = read(a, at), read(b, at)
@@ -124,7 +116,7 @@ def _pow(node: NodeImport) -> Any:
 
     def power(a: Any, b: Any) -> Any:
         """Squares and multiplies, for each bit of the exponent; one below 0 gives what truncates to 0, but of 1."""
-        shape, read = broadcast(a, b)
+        shape, read = _broadcast(a, b)
 
         def element(*at: Any) -> Any:
             x, n = read(a, at), read(b, at).astype("int64")
@@ -196,7 +188,7 @@ def _bit_shift(node: NodeImport) -> Any:
     to_left, is_signed = node.text("direction", "LEFT") == "LEFT", not node.dtype().startswith("uint")
 
     def shifted(a: Any, b: Any) -> Any:
-        shape, read = broadcast(a, b)
+        shape, read = _broadcast(a, b)
         zero, most = tirx.const(0, dtype), tirx.const(bits - 1, dtype)
 
         def element(*at: Any) -> Any:

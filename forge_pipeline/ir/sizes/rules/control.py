@@ -126,8 +126,13 @@ def _zipped(a: Sequence[Known], b: Sequence[Known]) -> list[tuple[int, tuple[Kno
 
 def _runs(op: Operation) -> bool:
     """Return whether a Loop's body is known to run."""
-    count, first = ((True,) if not op.has(index) else _entries(op.input(index)) for index in (0, 1))
-    return all(len(entries) == 1 and isinstance(entries[0], int) and entries[0] > 0 for entries in (count, first))
+    count = _entries(op.input(0))
+    return _starts(op) and (not op.has(0) or (len(count) == 1 and isinstance(count[0], int) and count[0] > 0))
+
+
+def _starts(op: Operation) -> bool:
+    """Return whether a Loop's condition is known to let it begin."""
+    return not op.has(1) or _entries(op.input(1)) == (1,)
 
 
 def _entries(known: Known) -> tuple[object, ...]:
@@ -143,14 +148,12 @@ def _unread(op: Operation) -> frozenset[int]:
 
 def _steps(op: Operation, goes_on: Known) -> Whole:
     """Return how often a Loop's body runs: the count that is given, where nothing ends it earlier."""
-    counts, first = op.input(0).contents, op.input(1).contents
+    counts = op.input(0).contents
     most: Whole | None = None
     if counts is not None:
         (count,) = counts.reshape(-1).tolist()
         most = e.maximum(0, count)
-    starts = not op.has(1) or (first is not None and first.reshape(-1).tolist() == [1])
-    stays = goes_on.contents is not None and goes_on.contents.reshape(-1).tolist() == [1]
-    if most is not None and starts and stays:
+    if most is not None and _starts(op) and _entries(goes_on) == (1,):
         return most
     return op.fresh("steps", most)
 
