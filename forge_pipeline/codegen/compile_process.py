@@ -114,7 +114,9 @@ def _answer(job: Job, section: OpenFile, shelf: Shelf | None = None, *, only_rea
 def _crash(child: children.Ended, target: Target) -> ForgeError:
     lines = [line for line in child.said.splitlines() if line.strip()]
     step = next((line.removeprefix(STEP) for line in reversed(lines) if line.startswith(STEP)), "start")
-    last = next((line for line in reversed(lines) if not line.startswith((STEP, " "))), "no message")
+    raised = max((at for at, line in enumerate(lines) if line.startswith("Traceback")), default=None)
+    said = lines[::-1] if raised is None else lines[raised + 1 :]  # behind what was raised, TVM may warn of it
+    last = next((line for line in said if not line.startswith((STEP, " "))), "no message")
     where, found = f"compiling for {target.tag}, at: {step}", f"the compiler died ({child.how}): {last[:300]}"
     return limits.blamed(where, found) or CompileError(
         where=where,

@@ -63,7 +63,7 @@ def package_objects(library: Library, target: Target) -> Objects:
     with tempfile.TemporaryDirectory(prefix="forge-objects-") as name:
         folder = Path(name)
         (folder / "kernels.o").write_bytes(library.elf)
-        (folder / "program.bin").write_bytes(library.program)
+        (folder / "program.bin").write_bytes(program.words)
         with (folder / "weights.bin").open("wb") as stream:
             stream.writelines(pieces(library.weights))
         (folder / "model.c").write_text(_source(program, layout, target), "utf-8")

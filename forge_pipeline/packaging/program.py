@@ -15,8 +15,10 @@ Item = TypeVar("Item")
 
 HEAD: Final = 64
 WORD: Final = 8
-CALL, DONE = 1, 10
+CALL, VIEW = 1, 5
 MAIN, PREPARE, REGION = 0, 2, 3
+KIND: Final = 2
+"""The word of a tensor's row that says what it lies in; where in that, and its extents, follow."""
 CONTROL = {8, 9}
 KINDS: Final = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
 
@@ -57,9 +59,11 @@ class Function(NamedTuple):
 class Straight:
     """A program of calls of kernels, one after the other, on tensors of known sizes.
 
-    ``offsets`` are those of weights. ``prepare`` is None where nothing is to be prepared.
+    ``offsets`` are those of weights. ``prepare`` is None where nothing is to be prepared. ``words`` is the program with
+    the rows of views filled in: each lies where what it views does, in its own shape.
     """
 
+    words: bytes
     kernels: Sequence[str]
     offsets: Sequence[int]
     inputs: Sequence[Port]
@@ -85,10 +89,11 @@ def straight(program: Buffer) -> Straight:
     reader.each(reader.constraint)
     functions = {function.role: function for function in reader.each(reader.function)}
     for function in functions.values():
-        if any(code != CALL for code in function.operations[:-1]):
+        if not set(function.operations[:-1]) <= {CALL, VIEW}:
             raise _refused("control flow" if CONTROL & set(function.operations) else "sizes that data decides")
     main = functions[MAIN]
     return Straight(
+        words=reader.data(),
         kernels=kernels,
         offsets=offsets,
         inputs=inputs,
@@ -112,7 +117,12 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         count, self._texts, self.constants = struct.unpack_from("<3q", data, 24)
         self._data, self._at = data, 0
-        self._words: tuple[int, ...] = struct.unpack_from(f"<{count}q", data, HEAD)
+        self._words: list[int] = list(struct.unpack_from(f"<{count}q", data, HEAD))
+
+    def data(self) -> bytes:
+        """Return the program as it is by now."""
+        words = struct.pack(f"<{len(self._words)}q", *self._words)
+        return self._data[:HEAD] + words + self._data[HEAD + len(words) :]
 
     def word(self) -> int:
         self._at += 1
@@ -139,9 +149,23 @@ class _Reader:
         self.text()
         self.each(self.word)
 
-    def row(self) -> tuple[int, ...]:
-        _dtype, rank, _kind, _where = (self.word() for _ in range(4))
-        return tuple(self.word() for _ in range(rank))
+    def row(self) -> int:
+        """Return where the row of a tensor starts."""
+        start = self._at
+        self._at += 4 + self._words[start + 1]
+        return start
+
+    def _view(self, rows: Sequence[int]) -> None:
+        """Give a tensor the place of what it views, and its shape."""
+        tensor, source, rank, *numbers = self._words[self._at : self._at + 3 + 2 * self._words[self._at + 2]]
+        if any(numbers[::2]):
+            raise _refused("sizes that data decides")
+        row, of = rows[tensor], rows[source]
+        self._words[row + KIND : row + KIND + 2] = self._words[of + KIND : of + KIND + 2]
+        self._words[row + KIND + 2 : row + KIND + 2 + rank] = numbers[1::2]
+
+    def _shape(self, row: int) -> tuple[int, ...]:
+        return tuple(self._words[row + KIND + 2 : row + KIND + 2 + self._words[row + 1]])
 
     def function(self) -> Function:
         role = self.word()
@@ -149,8 +173,8 @@ class _Reader:
             raise _refused("control flow, or sizes that data decides")
         self.each(self.weight)
         _heap, scratch, kept, _buffers = (self.word() for _ in range(4))
-        rows = self._at + 1
-        shapes = self.each(self.row)
+        first = self._at + 1
+        rows = self.each(self.row)
         code_words = self.word()
         code = self._at
         operations: list[int] = []
@@ -159,6 +183,9 @@ class _Reader:
             operation, size = self.word(), self.word()
             operations.append(operation)
             most = max(most, size - 2 if operation == CALL else 0)
+            if operation == VIEW:
+                self._view(rows)
             results = self._words[self._at + 1 : self._at + size]
             self._at += size
-        return Function(role, scratch, kept, rows, shapes, code, code_words, operations, most, results)
+        shapes = [self._shape(row) for row in rows]
+        return Function(role, scratch, kept, first, shapes, code, code_words, operations, most, results)

@@ -1,6 +1,7 @@
 //! Runs the one model that is linked into the same image, without an operating system: no heap, no files, no threads.
-//! Its program, which `packaging/objects.py` found to be calls of kernels on tensors of known sizes alone, is read where
-//! it lies; all that is written lies in the caller's memory. The `model.h` that comes with it is the interface.
+//! Its program, which `packaging/objects.py` found to be calls of kernels on tensors of known sizes, and views of these,
+//! is read where it lies; all that is written lies in the caller's memory. The `model.h` that comes with it is the
+//! interface.
 const std = @import("std");
 const abi = @import("abi.zig");
 const Kind = @import("program.zig").Kind;
@@ -34,6 +35,7 @@ const bad_memory = 1;
 const bad_input = 6;
 const bad_kernel = 7;
 const call = 1;
+const view = 5;
 
 /// Tables of a session: pointers to what is prepared, arguments of a call, and the tensors of the function that runs.
 const Session = struct {
@@ -81,7 +83,8 @@ const Session = struct {
     /// Call the kernels; the words of the results, or null where a kernel refused.
     fn follow(session: Session, function: *const Function) ?[]const i64 {
         var w = function.code;
-        while (w[0] == call) : (w += 2 + @as(usize, @intCast(w[1]))) {
+        while (w[0] == call or w[0] == view) : (w += 2 + @as(usize, @intCast(w[1]))) {
+            if (w[0] == view) continue; // its row has the place of what it views
             const count: usize = @intCast(w[3]);
             const arguments_ = session.arguments()[0..count];
             for (w[4 .. 4 + count], arguments_) |word, *argument| {

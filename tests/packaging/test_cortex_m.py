@@ -1,4 +1,4 @@
-"""An int8 model runs on Cortex-M without an operating system, in QEMU, and computes the integers of any other CPU."""
+"""A model runs on Cortex-M without an operating system, in QEMU, and computes the numbers of any other CPU."""
 
 from __future__ import annotations
 
@@ -84,6 +84,39 @@ def assert_same_integers(model: onnx.ModelProto, tag: str, folder: Path) -> None
 @pytest.mark.parametrize("tag", [M7, *(pytest.param(tag, marks=pytest.mark.long) for tag in OTHERS)])
 def test_an_int8_model_computes_the_integers_of_this_machine(tag: str, tmp_path: Path) -> None:
     assert_same_integers(quantized(), tag, tmp_path)
+
+
+@pytest.mark.parametrize("tag", BOARDS)
+def test_a_float_model_computes_what_this_machine_does(tag: str, tmp_path: Path) -> None:
+    """No core has a second cache, which plans of products and convolutions ask for; the M4 adds float64 by calls. An
+    input's other shape is a view."""
+    numbers = np.random.default_rng(1)
+    shapes = {"filters": (8, 8, 3, 3), "channels": (8, 1, 3, 3), "weight": (512, 10), "hundred": ()}
+    weights = [
+        onnx.numpy_helper.from_array(np.float32(numbers.standard_normal(shape) / 8 if shape else 100), name)
+        for name, shape in shapes.items()
+    ]
+    node = onnx.helper.make_node
+    graph = onnx.helper.make_graph(
+        [
+            node("Reshape", ["x", "shape"], ["image"]),
+            node("Div", ["image", "hundred"], ["parts"]),
+            node("Conv", ["parts", "filters"], ["whole"], pads=[1, 1, 1, 1]),
+            node("Conv", ["whole", "channels"], ["apart"], pads=[1, 1, 1, 1], group=8),
+            node("Flatten", ["apart"], ["flat"]),
+            node("MatMul", ["flat", "weight"], ["products"]),
+            node("Softmax", ["products"], ["y"]),
+        ],
+        "floats",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 512])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 10])],
+        [*weights, onnx.numpy_helper.from_array(np.int64([1, 8, 8, 8]), "shape")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    x = (np.arange(512) % 100).astype(np.float32).reshape(1, 512)
+    (expected,) = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)(x)
+    found = np.frombuffer(bytes.fromhex(said(model, tag, tmp_path)), np.float32)
+    np.testing.assert_allclose(found, expected.ravel(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long

@@ -12,15 +12,11 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Var
 
-from forge_pipeline.codegen.tir import rewriting
-
 
 def in_place(function: Any, _module: Any, _context: Any) -> Any:
-    """Return a kernel whose root block has handed its buffers to the loops that alone use them; a GPU's as it is."""
+    """Return a kernel whose root block has handed its buffers to the loops that alone use them."""
     root = function.body
     if not isinstance(root, s_tir.SBlockRealize) or not root.block.alloc_buffers:
-        return function
-    if any(loop.kind == tirx.ForKind.THREAD_BINDING for loop in rewriting.loops(root)):
         return function
     block, buffers = root.block, list(root.block.alloc_buffers)
     homes: dict[int, list[Any]] = {}

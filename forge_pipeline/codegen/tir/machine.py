@@ -88,7 +88,7 @@ class Machine:
             fma_ports=target.fma_ports,
             fused=not is_x86 or target.vector_bits > 128,
             l1=target.l1d_kib << 10,
-            l2=target.l2_kib << 10,
+            l2=(target.l2_kib or target.l1d_kib) << 10,  # what is next to memory
             l3=target.l3_kib_per_core << 10,
             cores=target.cores,
             arch=target.arch,

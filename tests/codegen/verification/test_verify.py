@@ -212,6 +212,19 @@ def test_a_crash_is_an_error_that_names_the_signal_and_the_step(
     assert signal.SIGSEGV.name in refusal.value.found
 
 
+def test_an_error_that_nobody_expected_is_named_and_not_the_warning_behind_it(
+    product: onnx.ModelProto, stock: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crash = (
+        "import atexit, sys; "
+        "atexit.register(lambda: print('[1] Warning: destroyed with blocks', file=sys.stderr, flush=True)); 1 // 0"
+    )
+    monkeypatch.setattr(children, "python", lambda *_: [sys.executable, "-c", crash])
+    with pytest.raises(CompileError) as refusal:
+        compile_in_subprocess(job(product, stock))
+    assert "exit status 1): ZeroDivisionError" in refusal.value.found
+
+
 def test_every_error_of_the_child_can_be_pickled() -> None:
     error = CompileError("a", "b", "c", "d")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
