@@ -180,7 +180,7 @@ def bionic(cpu: Cpu, cache: Path, folder: Path) -> list[str | Path]:
 
 
 def release() -> str:
-    """Return the version of the distribution `forge-runtime`."""
+    """Return the version of the distribution `forge-pipeline-runtime`."""
     import tomllib
 
     project: dict[str, str] = tomllib.loads(PROJECT.read_text("utf-8"))["project"]

@@ -1,4 +1,4 @@
-"""Builds what is native in a wheel of `forge-runtime`: for this machine, or for the one that FORGE_ARCH names."""
+"""Builds what is native in a wheel of `forge-pipeline-runtime`: for this machine, or the one that FORGE_ARCH names."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, Literal, get_args
 
 from forge_pipeline.errors import ConfigError, TargetError
@@ -37,7 +37,7 @@ def without_host(
         raise ConfigError(OPTION, "a board with runner=ssh", "device=none", "choose device=NAME, of conf/device")
     if runner not in ("auto", "emulator"):
         return f"{OPTION} is {runner}"
-    found = emulator_for(str(target["triple"]), str(target["cpu"]), list(target["cpu_flags"]), own)
+    found = _emulator(target, own)
     if isinstance(found, str) and runner == "emulator":
         raise TargetError(f"{OPTION}=emulator", f"what emulates {target['tag']}", found, "choose runner=auto")
     return found
@@ -61,7 +61,7 @@ def effort_of(target: Target) -> int:
     which takes some ten times as long as all else of a build; 1 where this machine does; 0 where nothing does."""
     if why_not_here(target) is None:
         return 1
-    return 0 if isinstance(emulator_for(target.triple, target.cpu, target.cpu_flags), str) else 2
+    return 0 if isinstance(_emulator(asdict(target)), str) else 2
 
 
 def place_of(
@@ -78,5 +78,12 @@ def place_of(
         return str(device["name"])
     if runner not in ("auto", "emulator"):
         return None
-    found = emulator_for(wanted.triple, wanted.cpu, wanted.cpu_flags, own)
+    found = _emulator(asdict(wanted), own)
     return None if isinstance(found, str) else found.name
+
+
+def _emulator(target: Mapping[str, Any], own: Sequence[str] = ()) -> Place | str:
+    """Return what emulates a target, or why nothing does: of a GPU's machine QEMU would be the CPU alone."""
+    if target.get("kind") == "cuda":
+        return f"nothing emulates the GPU of {target['tag']}"
+    return emulator_for(str(target["triple"]), str(target["cpu"]), list(target["cpu_flags"]), own)

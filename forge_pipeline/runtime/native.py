@@ -1,4 +1,4 @@
-"""`forge-run` for a CPU: of the wheel of forge-runtime, else built by the ziglang wheel from this package's sources."""
+"""`forge-run` for a CPU: of the wheel of forge-pipeline-runtime, else built by ziglang from this package's sources."""
 
 from __future__ import annotations
 

@@ -74,6 +74,16 @@ def test_what_runs_an_artifact_is_part_of_its_key(monkeypatch: pytest.MonkeyPatc
     assert str(place_of("auto", config(foreign), None)).startswith("qemu-")
 
 
+def test_no_emulator_of_a_cpu_runs_what_is_for_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed(monkeypatch, tmp_path, "qemu-x86_64")
+    gpu = Target.from_tag("cuda/sm_80")
+    assert place_of("auto", config(gpu.tag), None) is None
+    assert effort_of(gpu) == 0
+    assert without_host("auto", asdict(gpu), None) == "nothing emulates the GPU of cuda/sm_80"
+    with pytest.raises(TargetError, match="nothing emulates the GPU"):
+        without_host("emulator", asdict(gpu), None)
+
+
 def test_what_an_emulator_runs_takes_longest_and_what_nothing_runs_least(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

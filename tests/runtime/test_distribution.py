@@ -1,4 +1,4 @@
-"""The wheel of `forge-runtime`: what a device installs, beside numpy."""
+"""The wheel of `forge-pipeline-runtime`: what a device installs, beside numpy."""
 
 from __future__ import annotations
 

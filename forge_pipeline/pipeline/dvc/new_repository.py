@@ -72,9 +72,9 @@ README = """\
     pip install -r requirements.txt
     dvc repro                                     # out/TARGET/: the library, its key file, its metadata
     forge-pipeline run --config-dir conf experiment=model target=TAG    # one target, without DVC, into runs/TAG/
-    dvc exp run -S compile.opt_level=2            # an experiment
-    dvc exp show --only-changed --drop '(out|resolved)/'
     git add -A && git commit                      # dvc.lock, resolved/ and results/ are the record of the build
+    dvc exp run -S compile.opt_level=2            # an experiment; it starts from a commit
+    dvc exp show --only-changed --drop '(out|resolved)/'
 
 `conf/config.yaml` names the targets, `{experiment}` the model, `params.yaml` what experiments change.
 The password is in `.forge/password`, which git ignores: keep it; CI takes it from the secret FORGE_PASSWORD.
@@ -124,7 +124,7 @@ def init(folder: Path, wish: Wish) -> str:
     resolve(folder)
     where = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
     wrote = f"wrote {folder}: {len(files)} files for {', '.join(targets)}"
-    return f"{shown(wrote, 1000)}\nnext: {shown(where, 1000)}dvc repro"
+    return f"{shown(wrote, 1000)}\nnext: {shown(where, 1000)}dvc repro, and `git commit` what it leaves"
 
 
 def update(folder: Path, *, write: bool) -> str:
