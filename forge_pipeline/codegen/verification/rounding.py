@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     import numpy as np
     from onnx import GraphProto, ModelProto, NodeProto
 
-DRAWS: Final = 3
-"""Times that the roundings are drawn; the largest difference counts."""
-
 SUMS: Final = {"Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN"}
 """Operators that add up products by constants."""
 

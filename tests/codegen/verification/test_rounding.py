@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.codegen.verification.judge import Judge
+from forge_pipeline.codegen.verification.judge import BEYOND, DRAWS, MOST_DRAWS, Judge
 from forge_pipeline.codegen.verification.rounding import dithered, nudged, with_nudged_weights
 from forge_pipeline.errors import VerificationError
 from forge_pipeline.ir.reference.interpreter import Interpreter
@@ -79,6 +81,21 @@ def test_wrong_code_is_not(dynamic: bool) -> None:
     model = chain(dynamic=dynamic)
     with pytest.raises(VerificationError, match="where rounding alone moves it by 0"):
         judge(model).compare(X, [OUTPUT], run(model), run(chain(dynamic=dynamic, altered=True)))
+
+
+def test_roundings_are_drawn_more_often_before_an_output_is_refused() -> None:
+    model = chain(dynamic=True)
+    (want,) = run(model)
+    moves = [float(np.abs(run(dithered(model, seed))[0] - want).max()) for seed in range(MOST_DRAWS)]
+    few, many = max(moves[:DRAWS]), max(moves)
+    assert few < many
+    place = np.unravel_index(np.abs(want).argmin(), want.shape)
+    for by, is_forgiven in ((BEYOND * (few + many) / 2, True), (BEYOND * many * 1.01, False)):
+        found = want.copy()
+        found[place] += by
+        told = judge(model)
+        with nullcontext() if is_forgiven else pytest.raises(VerificationError, match="rounding alone"):
+            told.compare(X, [OUTPUT], [want], [found])
 
 
 DISTANCES = """
