@@ -21,7 +21,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import transform as plain
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
 
-from forge_pipeline.codegen.tir import allocations, bfloat16_pairs, register_tiles, rewriting, scalar_loops
+from forge_pipeline.codegen.tir import allocations, bfloat16_pairs, loop_guards, register_tiles, rewriting, scalar_loops
 from forge_pipeline.codegen.tir.argument_checks import without_checks
 from forge_pipeline.codegen.tir.divisions import towards_zero
 from forge_pipeline.codegen.tir.math import nested_calls
@@ -71,7 +71,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
     others, finalize_host, finalize_device = default_s_tir_pipeline()
     own = _functions(
         without_checks, bfloat16_pairs.with_instructions, scalar_loops.kept_scalar, towards_zero, nested_calls.in_steps,
-        _keep, _uncalled,
+        _keep, loop_guards.depending, _uncalled,
     )  # fmt: skip
     ours = _for_processors()
 
