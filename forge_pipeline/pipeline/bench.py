@@ -7,9 +7,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Final
 from forge_pipeline.crypto import keyfile
 from forge_pipeline.crypto.envelope import MAGIC, is_encrypted, read_header
 from forge_pipeline.crypto.keys import read_password
-from forge_pipeline.errors import ArtifactError, ConfigError
+from forge_pipeline.errors import ArtifactError, ConfigError, did_you_mean
 from forge_pipeline.pipeline.bench_calls import timed_calls
 from forge_pipeline.pipeline.deliver import write_atomically
 from forge_pipeline.pipeline.hydra_app import compose
@@ -72,17 +72,21 @@ def bench(artifacts: Sequence[Path], asked: Bench) -> str:
     if asked.against is not None and asked.device is not None:
         raise ConfigError("--against", "no --device: ONNX Runtime runs here", asked.device, "leave one of them out")
     threads = asked.threads or available_cores()
+    sizes = _sizes(asked)
     with tempfile.TemporaryDirectory(prefix="forge-bench-") as folder:
         entrants: dict[str, Turn] = {}
         tokens: dict[str, int] = {}
-        for path in artifacts:
-            seal, triple, metadata = _opened(path, asked)
+        opened = {path: _opened(path, asked) for path in artifacts}
+        _check_sizes(sizes, opened, asked)
+        for path, (seal, triple, metadata) in opened.items():
             place = _place(asked, triple)
             if not metadata.get("states"):
-                entrants[str(path)] = _forge_run(place, path, seal, Path(folder), asked)
+                taken = _open_sizes(metadata["inputs"]) if metadata else set(sizes)
+                words = tuple(word for name in sizes if name in taken for word in ("--size", f"{name}={sizes[name]}"))
+                entrants[str(path)] = _forge_run(place, path, seal, Path(folder), asked, options=words)
                 continue
             inner = Path(tempfile.mkdtemp(dir=folder))
-            for timed in timed_calls(metadata, inner, _sizes(asked), asked.prompt):
+            for timed in timed_calls(metadata, inner, sizes, asked.prompt):
                 tokens[f"{path}: {timed.name}"] = timed.tokens
                 entrants[f"{path}: {timed.name}"] = _forge_run(place, path, seal, inner, asked, timed.files)
         theirs = f"{asked.against} (ONNX Runtime)"
@@ -141,20 +145,61 @@ def _place(asked: Bench, triple: str) -> Place:
 
 
 def _forge_run(
-    place: Place, path: Path, seal: Seal | None, folder: Path, asked: Bench, files: Mapping[str, Path] = NOTHING
+    place: Place,
+    path: Path,
+    seal: Seal | None,
+    folder: Path,
+    asked: Bench,
+    files: Mapping[str, Path] = NOTHING,
+    options: tuple[str, ...] = (),
 ) -> Turn:
-    sizes = () if files else tuple(word for size in asked.size for word in ("--size", size))
+    job = Job(
+        library=path,
+        inputs=files,
+        outputs=0,
+        folder=folder,
+        runs=asked.runs,
+        options=options,
+        seal=seal,
+        where=str(path),
+    )
 
     def turn(threads: int, *extra: str) -> Row:
-        options = ("--threads", str(threads), *sizes, *extra)
-        job = Job(library=path, inputs=files, outputs=0, folder=folder, runs=asked.runs, options=options, seal=seal)
-        return place.run(job)
+        return place.run(replace(job, options=("--threads", str(threads), *options, *extra)))
 
     return turn
 
 
 def _sizes(asked: Bench) -> dict[str, int]:
-    return {name: int(size) for name, _, size in (word.partition("=") for word in asked.size)}
+    """Return the sizes that are asked for, by name. Raises ConfigError for a word that is none."""
+    sizes: dict[str, int] = {}
+    for word in asked.size:
+        name, _, size = word.partition("=")
+        if not name or not size.isdecimal() or int(size) < 1 or sizes.setdefault(name, int(size)) != int(size):
+            fix = "give the name of an open size, and a whole number, once"
+            raise ConfigError("--size", "NAME=N", f"--size {word}", fix)
+    return sizes
+
+
+def _open_sizes(inputs: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {size for row in inputs for size in row["shape"] if isinstance(size, str)}
+
+
+def _check_sizes(
+    sizes: Mapping[str, int], opened: Mapping[Path, tuple[Seal | None, str, Mapping[str, Any]]], asked: Bench
+) -> None:
+    """Raise ConfigError for a size that no library and no model has; what an encrypted one has forge-run says."""
+    if not sizes or any(not metadata for _, _, metadata in opened.values()):
+        return
+    known = {name for _, _, metadata in opened.values() for name in _open_sizes(metadata["inputs"])}
+    if asked.against is not None:
+        from forge_pipeline.ir import ONNXModule
+
+        known |= _open_sizes(ONNXModule.from_file(asked.against).describe_inputs())
+    for name in sizes:
+        if name not in known:
+            expected = f"an open size: {', '.join(sorted(known))}" if known else "a library with open sizes"
+            raise ConfigError("--size", expected, name, f"{did_you_mean(name, known)}give such a size, or leave it out")
 
 
 def _onnx_runtime(path: Path, asked: Bench) -> Turn:

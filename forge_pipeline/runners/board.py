@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from forge_pipeline.digest import digest_file
 from forge_pipeline.errors import ForgeError, MachineError, SecretError
-from forge_pipeline.runners.contract import Facts, Job, facts_of, refusal
+from forge_pipeline.runners.contract import Facts, Job, facts_of
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.ssh import Connection, LostError, connected, unusable
 from forge_pipeline.runtime.native import native_runner
@@ -86,7 +86,7 @@ class Board:
         try:
             texts = _unpack(got, job)
             if done.status != 0:
-                raise _refusal(self.device, done.status, texts[ERROR])
+                raise _refusal(self.device, job, done.status, texts[ERROR])
             return facts_of(texts[SAID]) | _told(about, _lines(texts[BEFORE]), _lines(texts[AFTER]))
         except (tarfile.TarError, ValueError, LookupError, TypeError, EOFError, RecursionError) as error:
             raise unusable(self.device, f"an answer that is none: {error}") from error
@@ -149,8 +149,11 @@ def _unpack(archive: Path, job: Job) -> dict[str, str]:
     return texts
 
 
-def _refusal(device: Device, status: int, said: str) -> ForgeError:
-    return unusable(device, said) if "a disk that is full" in said else refusal(f"device {device.name}", status, said)
+def _refusal(device: Device, job: Job, status: int, said: str) -> ForgeError:
+    if "a disk that is full" in said:
+        return unusable(device, said)
+    key = None if job.seal is None else job.seal.key.name
+    return job.refusal(f"device {device.name}", status, said, job.library.name, key)
 
 
 def _lines(text: str) -> dict[str, str]:

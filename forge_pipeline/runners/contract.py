@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from forge_pipeline.errors import ArtifactError, ForgeError, MachineError
@@ -36,8 +37,8 @@ class Job:
 
     A model without inputs has one sample. Outputs are to be in ``folder``: `out0.npy`, `out1.npy`, as many as
     ``outputs``. ``runs`` more are timed, no more than start within ``seconds``, but three at least. ``options`` are
-    other words for forge-run. ``seal`` is for a library that is encrypted: its key file, and the password, which
-    forge-run reads from its standard input.
+    other words for forge-run, and ``where`` is what messages call the library. ``seal`` is for a library that is
+    encrypted: its key file, and the password, which forge-run reads from its standard input.
     """
 
     library: Path
@@ -48,6 +49,7 @@ class Job:
     seconds: float | None = None
     options: tuple[str, ...] = ()
     seal: Seal | None = None
+    where: str = "library"
 
     def arguments(self, inputs: Mapping[str, str], output: str, key: str | None) -> list[str]:
         """Return forge-run's, after the library, for where its files are."""
@@ -57,6 +59,11 @@ class Job:
         limit = [] if self.seconds is None else ["--seconds", f"{self.seconds:g}"]
         timed = ["--runs", str(self.runs), *limit]
         return [*files, *samples, *unlocking, *self.options, "--json", "--output", output, *timed]
+
+    def refusal(self, place: str, status: int | None, said: str, library: str, key: str | None) -> ForgeError:
+        """Return the error for a forge-run that ended so, which was told of its files by these paths."""
+        names = {library: self.where} if key is None else {library: self.where, key: "key file"}
+        return refusal(place, status, said, names)
 
 
 def facts_of(answer: str) -> dict[str, Any]:
@@ -85,11 +92,16 @@ class Place(Protocol):
         """
 
 
-def refusal(place: str, status: int | None, said: str) -> ForgeError:
-    """Return the error for a forge-run that ended with ``status`` and ``said`` so on standard error."""
+def refusal(place: str, status: int | None, said: str, names: Mapping[str, str] = MappingProxyType({})) -> ForgeError:
+    """Return the error for a forge-run that ended with ``status`` and ``said`` so on standard error.
+
+    ``names``: what messages call files, by the path that forge-run was told, which its reader may not have.
+    """
     found = _MESSAGE.search(said)
     if found is not None:
         where, expected, what, fix = found.groups()
+        path = next((path for path in names if where.endswith(path)), "")
+        where = where.removesuffix(path) + names.get(path, "")
         kind = MachineError if _ANOTHER_MACHINE.search(f"{what} {expected}") else ArtifactError
         return kind(f"{where}, in {place}", expected, what, fix.strip())
     if status in _ILLEGAL or "Illegal instruction" in said:

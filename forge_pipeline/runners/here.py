@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge_pipeline import children
-from forge_pipeline.runners.contract import Facts, Job, facts_of, refusal
+from forge_pipeline.runners.contract import Facts, Job, facts_of
 from forge_pipeline.runtime.native import native_runner
 from forge_pipeline.target import HOST
 from forge_pipeline.target.host import ARCHITECTURES
@@ -40,5 +40,5 @@ def run_here(name: str, arch: str, job: Job, before: Sequence[str] = ()) -> Fact
     command = [*before, str(native_runner(arch)), str(job.library), *job.arguments(inputs, str(job.folder), key)]
     ended = children.run_apart(command, b"" if job.seal is None else job.seal.password.reveal())
     if ended.status != 0:
-        raise refusal(name, ended.status, ended.said)
+        raise job.refusal(name, ended.status, ended.said, str(job.library), key)
     return facts_of(ended.answer.decode("utf-8", "replace"))

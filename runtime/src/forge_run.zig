@@ -39,13 +39,25 @@ pub fn main(init: std.process.Init.Minimal) u8 {
     _ = arguments.next();
     var options: Options = .{};
     run(&options, &arguments) catch |failure| {
-        const said = std.mem.span(message.last());
-        _ = platform.write(2, "error: ");
-        _ = platform.write(2, said);
-        _ = platform.write(2, "\n");
+        complain(&options, std.mem.span(message.last()));
         return if (failure == error.Usage) exit_usage else 1;
     };
     return 0;
+}
+
+/// Say what went wrong, with the paths of files that the core knows no names of.
+fn complain(options: *const Options, said: []const u8) void {
+    const where = said[0 .. std.mem.indexOf(u8, said, ": expected ") orelse 0];
+    _ = platform.write(2, "error: ");
+    const kept, const path = for ([_]struct { []const u8, ?[:0]const u8 }{ .{ "the library", options.model }, .{ "library", options.model }, .{ "encrypted model", options.model }, .{ "key file", options.key }, .{ "trusted keys", options.trusted } }) |named| {
+        const name, const given = named;
+        const path = given orelse continue;
+        if (path.len != 0 and std.mem.endsWith(u8, where, name)) break .{ where.len - name.len, path };
+    } else .{ where.len, "" };
+    _ = platform.write(2, said[0..kept]);
+    for (path) |byte| _ = platform.write(2, if (byte < ' ' or byte == 127) "?" else &.{byte});
+    _ = platform.write(2, said[where.len..]);
+    _ = platform.write(2, "\n");
 }
 
 fn run(options: *Options, arguments: anytype) Error!void {
@@ -73,6 +85,7 @@ fn run(options: *Options, arguments: anytype) Error!void {
     }
     const inputs = arena.alloc(Array, model.program.inputs.len) catch return noMemory();
     const outputs = arena.alloc(Array, model.program.outputs.len) catch return noMemory();
+    try checkSizes(options, &model);
     if (options.samples) {
         try runSamples(options, arena, &session, inputs, outputs, &times);
     } else {
@@ -99,7 +112,10 @@ fn open(options: *const Options, model: *Model, linked: ?[]align(abi.alignment) 
         try signature.check(file.memory[0..file.size], .{ .keys = keys.memory[0..keys.size], .path = if (options.signature) |given| given.ptr else null, .signed = if (linked == null) path.ptr else null });
         model.is_signed = true;
     } else if (options.signature != null) return message.fail(error.Usage, "--trusted: expected keys to check the signature with, found none\nfix: give it beside --signature", .{});
-    const key_path = options.key orelse return model.openOwned(file, .{});
+    const key_path = options.key orelse {
+        if (model_of.isSealed(file.memory[0..file.size])) return message.fail(error.Password, "encrypted model: expected its key file and password, found no --key\nfix: give both: --key modelKey.bin --password-file FILE", .{});
+        return model.openOwned(file, .{});
+    };
     const key = try platform.readFile(key_path, 1 << 20, null);
     defer platform.unmap(key.memory);
     const password_path = options.password_file orelse return message.fail(error.Usage, "--password-file: expected the file with the password, found none\nfix: give it beside --key", .{});
@@ -134,6 +150,46 @@ fn makeInputs(options: *const Options, model: *const Model, inputs: []Array) Err
         compare.fill(prng.random(), port.dtype, memory[0..input.size]);
         input.data = memory.ptr;
     }
+    try agree(options, model, inputs);
+}
+
+/// Refuse sizes of what is no open extent of an input, and what is no size.
+fn checkSizes(options: *const Options, model: *const Model) Error!void {
+    const program = &model.program;
+    for (options.sizes.all()) |item| {
+        const name = item.name orelse return message.fail(error.Usage, "--size: expected NAME=N, found {s}\nfix: give the name of an open size, and a whole number", .{item.value});
+        const is_known = for (program.extents, 0..) |known, index| {
+            if (std.mem.eql(u8, known, name) and isOpen(program, index)) break true;
+        } else false;
+        if (!is_known) return unknownSize(program, name);
+        _ = std.fmt.parseInt(u32, item.value, 10) catch return message.fail(error.Usage, "--size: expected {s}=N, found {s}\nfix: give a whole number", .{ name, item.value });
+    }
+}
+
+fn isOpen(program: *const p.Program, extent: usize) bool {
+    for (program.inputs) |port| for (port.shape[0..@intCast(port.rank)]) |wanted| if (wanted < 0 and ~wanted == extent) return true;
+    return false;
+}
+
+fn unknownSize(program: *const p.Program, name: []const u8) Error {
+    var text: [400]u8 = undefined;
+    var used: usize = 0;
+    for (program.extents, 0..) |known, index| if (isOpen(program, index)) {
+        used += message.fill(text[used..], "{s}{s}", .{ if (used == 0) "" else ", ", @as([]const u8, known) });
+    };
+    if (used == 0) return message.fail(error.Usage, "--size: expected a library with open sizes, found {s} for one that has none\nfix: leave it out", .{name});
+    return message.fail(error.Usage, "--size: expected an open size of the library: {s}, found {s}\nfix: give one of those", .{ text[0..used], name });
+}
+
+/// Refuse sizes that are not those of the inputs: a file fixes another, or another --size does.
+fn agree(options: *const Options, model: *const Model, inputs: []const Array) Error!void {
+    for (options.sizes.all()) |item| {
+        const size = std.fmt.parseInt(u32, item.value, 10) catch unreachable; // checkSizes has seen it
+        for (model.program.inputs, inputs) |port, input| for (port.shape[0..@intCast(port.rank)], input.shape[0..@intCast(port.rank)]) |wanted, found| {
+            if (wanted >= 0 or found == size or !std.mem.eql(u8, model.program.extents[@intCast(~wanted)], item.name.?)) continue;
+            return message.fail(error.Usage, "--size: expected {s}={d}, which input {s} has, found {s}\nfix: leave it out, or give inputs of that size", .{ item.name.?, found, port.name, item.value });
+        };
+    }
 }
 
 fn fits(port: p.Port, file: npy.File, path: []const u8) Error!void {
@@ -149,7 +205,7 @@ fn sizeOf(options: *const Options, model: *const Model, inputs: []const Array, e
     const name = model.program.extents[@intCast(extent)];
     for (options.sizes.all()) |item| {
         if (!std.mem.eql(u8, item.name orelse "", name)) continue;
-        return std.fmt.parseInt(u32, item.value, 10) catch message.fail(error.Usage, "--size: expected {s}=N, found {s}\nfix: give a whole number", .{ name, item.value });
+        return std.fmt.parseInt(u32, item.value, 10) catch unreachable; // checkSizes has seen it
     }
     for (model.program.inputs, inputs) |port, input| {
         if (input.data == null) continue;
@@ -213,7 +269,7 @@ fn runSamples(options: *const Options, arena: std.mem.Allocator, session: *Sessi
         path.* = std.fmt.allocPrintSentinel(arena, "{s}/out{d}.npy", .{ folder, index }, 0) catch return noMemory();
         file.* = try platform.create(path.*);
     };
-    while (try nextSample(options, program.inputs, readers, inputs)) {
+    while (try nextSample(options, session.model, readers, inputs)) {
         times.length = session.length; // from where the last sample went on: measured runs do again
         if (times.samples == 0) try runFirst(session, inputs, outputs, times) else try once(session, inputs, outputs);
         times.samples += 1;
@@ -225,7 +281,8 @@ fn runSamples(options: *const Options, arena: std.mem.Allocator, session: *Sessi
 }
 
 /// Whether there was a sample, of which `inputs` then are.
-fn nextSample(options: *const Options, ports: []const p.Port, readers: []samples.Reader, inputs: []Array) Error!bool {
+fn nextSample(options: *const Options, model: *const Model, readers: []samples.Reader, inputs: []Array) Error!bool {
+    const ports = model.program.inputs;
     var count: usize = 0;
     for (options.inputs.all(), readers, 0..) |item, *reader, position| {
         const file = try reader.next() orelse continue;
@@ -235,6 +292,7 @@ fn nextSample(options: *const Options, ports: []const p.Port, readers: []samples
         count += 1;
     }
     if (count != 0 and count != readers.len) return message.fail(error.Input, "--samples: expected as many arrays in each file, found one that ends before others\nfix: write all inputs of each sample", .{});
+    if (count != 0) try agree(options, model, inputs);
     return count != 0;
 }
 

@@ -109,6 +109,12 @@ pub fn copy(bytes: []const u8) Error!File {
 /// Looks at the first and the last bytes of a file, and its size, before there is memory for it.
 pub const Look = *const fn (first: []const u8, last: []const u8, size: usize) Error!void;
 
+/// Whether there is no file of that name; one that cannot be looked at is there.
+pub fn isMissing(path: [*:0]const u8) bool {
+    var status: linux.Statx = undefined;
+    return linux.errno(linux.statx(linux.AT.FDCWD, path, 0, .{ .TYPE = true }, &status)) == .NOENT;
+}
+
 /// Read a whole file into memory of this process, where nobody else can change it.
 pub fn readFile(path: [*:0]const u8, limit: usize, look: ?Look) Error!File {
     // A pipe must not block.
@@ -167,21 +173,20 @@ pub fn tooLarge(where: [*:0]const u8, size: usize, limit: usize) Error {
     return message.fail(error.File, "{s}: expected at most {d} bytes, what this device gives for it, found {d} bytes\nfix: make sure that this is the file you mean; free some memory, or raise max_bytes", .{ where, limit, size });
 }
 
-/// The usual names; with all that there are, the table takes 5 KB.
+/// The usual ones in words; with all that there are, the table takes 5 KB.
 fn reason(result: usize) []const u8 {
     return switch (linux.errno(result)) {
-        .PERM => "PERM",
-        .NOENT => "NOENT",
-        .IO => "IO",
-        .NXIO => "NXIO",
-        .ACCES => "ACCES",
-        .NOTDIR => "NOTDIR",
-        .ISDIR => "ISDIR",
-        .NFILE, .MFILE => "MFILE",
-        .NOSPC => "NOSPC",
-        .ROFS => "ROFS",
-        .NAMETOOLONG => "NAMETOOLONG",
-        .LOOP => "LOOP",
+        .PERM, .ACCES => "no right to it",
+        .NOENT => "no such file",
+        .IO => "an error of the disk",
+        .NXIO => "a device that is not there",
+        .NOTDIR => "a file where its path has a folder",
+        .ISDIR => "a folder",
+        .NFILE, .MFILE => "too many open files",
+        .NOSPC => "a full disk",
+        .ROFS => "a disk that can only be read",
+        .NAMETOOLONG => "a name that is too long",
+        .LOOP => "links that lead to each other",
         else => "another error of the system",
     };
 }
@@ -213,7 +218,7 @@ pub fn writeFile(path: [*:0]const u8, parts: []const []const u8) Error!void {
 /// Open a file for writing, empty.
 pub fn create(path: [*:0]const u8) Error!i32 {
     const opened = linux.open(path, .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true, .CLOEXEC = true }, 0o644);
-    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, reason(opened) });
+    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, if (linux.errno(opened) == .NOENT) "no such folder" else reason(opened) });
     return @intCast(opened);
 }
 

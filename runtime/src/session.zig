@@ -293,7 +293,7 @@ pub const Session = struct {
             for (ready.function.fixed) |fixed| wanted.addExtent(extents[fixed.extent], fixed.size);
         }
         for (extents, session.extents) |name, size| if (size >= 0) found.addExtent(name, size);
-        return message.fail(error.Input, "inputs: expected sizes that the library was compiled for: {s}, found {s}\nfix: fill the inputs up to one of them, have Engine(..., pad=True) do it, or compile with `compile.open_form=true`", .{ wanted.all(), found.all() });
+        return message.fail(error.Input, "inputs: expected sizes that the library was compiled for: {s}, found {s}\nfix: fill the inputs up to one of them, have Engine(..., pad=True) of Python do it, or compile with `compile.open_form=true`", .{ wanted.all(), found.all() });
     }
 
     /// Memory of the input that is aligned: the caller's, or a copy.

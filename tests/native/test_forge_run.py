@@ -73,6 +73,32 @@ def test_inputs_have_names_and_sizes(copy: Callable[[str], Path], runner: Runner
     assert " 4 calls  __tvm_ffi_" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--size", "nn=4"], "--size: expected an open size of the library: n, s, m, found nn"),
+        (["--size", "k=4"], "found k"),  # of an output
+        (["--size", "=4"], "open size of the library: n, s, m, found "),
+        (["--size", "4"], "--size: expected NAME=N, found 4"),
+        (["--size", "n=two"], "--size: expected n=N, found two"),
+        (["--size", "n=2", "--size", "n=3"], "--size: expected n=2, which input a has, found 3"),
+    ],
+)
+def test_a_size_that_is_none_is_refused(
+    copy: Callable[[str], Path], runner: Runner, words: list[str], said: str
+) -> None:
+    refused(runner.start(copy("open_sizes"), *words), 2, said)
+
+
+def test_a_size_that_a_file_contradicts_is_refused(copy: Callable[[str], Path], runner: Runner, tmp_path: Path) -> None:
+    library, path = copy("convolutions"), tmp_path / "x.npy"
+    np.save(path, array(2, 3, 24, 24))
+    for words in ([], ["--samples"]):
+        assert runner.start(library, path, *words, "--size", "n=2").returncode == 0
+        done = runner.start(library, path, *words, "--size", "n=4")
+        refused(done, 2, "--size: expected n=2, which input x has, found 4")
+
+
 def test_outputs_are_compared_with_what_is_expected(
     copy: Callable[[str], Path], runner: Runner, tmp_path: Path
 ) -> None:
@@ -147,7 +173,9 @@ def test_a_model_without_a_program_is_refused(copy: Callable[[str], Path], runne
 def test_files_that_are_no_library_are_refused(copy: Callable[[str], Path], runner: Runner, tmp_path: Path) -> None:
     path = copy("convolutions")
     library = path.read_bytes()
-    refused(runner.start(tmp_path / "none.so"), 1, "expected a file that can be read")
+    missing = tmp_path / "none.so"
+    refused(runner.start(missing), 1, f"{missing}: expected a file that can be read, found no such file")
+    refused(runner.start(path, "--output", tmp_path / "nowhere"), 1, "can be written, found no such folder")
     refused(runner.start(tmp_path), 1, "expected a file that can be read")
     for changed, said in (
         (b"", "cut off, or another kind of file"),
@@ -158,7 +186,7 @@ def test_files_that_are_no_library_are_refused(copy: Callable[[str], Path], runn
         (mended(library[:18] + b"\xff\xff" + library[20:]), "found that for machine 65535"),
     ):
         path.write_bytes(changed)
-        refused(runner.start(path), 1, said)
+        refused(runner.start(path), 1, said, f"{path}: expected ")
 
 
 def test_another_cpu_is_named(copy: Callable[[str], Path], runner: Runner) -> None:
@@ -168,7 +196,7 @@ def test_another_cpu_is_named(copy: Callable[[str], Path], runner: Runner) -> No
     if flag is None:
         pytest.skip("libraries for this CPU need no instructions that have a name")
     path.write_bytes(mended(library.replace(flag, b"\0avx3\0")))
-    refused(runner.start(path), 1, "found a CPU without avx3")
+    refused(runner.start(path), 1, "found a CPU without avx3", f"error: {path}: expected ")
 
 
 def test_an_encrypted_model_is_opened_with_its_key_and_password(
@@ -185,14 +213,15 @@ def test_an_encrypted_model_is_opened_with_its_key_and_password(
     options = ["--key", str(key), "--password-file", str(password)]
     (found,) = runner.call(model, [given], *options)
     assert found.tobytes() == wanted.tobytes()
-    refused(runner.start(model), 1, "expected its key file and password, found Model looks encrypted")
+    asked = "found no --key\nfix: give both: --key modelKey.bin --password-file FILE\n"
+    refused(runner.start(model), 1, f"{model}: expected its key file and password, {asked}")
     password.write_bytes(b"wrong horse")
-    refused(runner.start(model, *options), 1, "expected the password that this key was made with")
+    refused(runner.start(model, *options), 1, f"error: {key}: expected the password that this key was made with")
     password.write_bytes(b"correct horse")
     key.write_bytes(other.key)
     refused(runner.start(model, *options), 1, "that of another model")
     key.write_bytes(sealed.key[:-1])
-    refused(runner.start(model, *options), 1, "key file: ")
+    refused(runner.start(model, *options), 1, f"error: {key}: expected that of this model")
     key.write_bytes(sealed.key)
     for place, said in ((13, "another version"), (140, "its header"), (-100, "its contents")):
         changed = bytearray(sealed.model)

@@ -22,7 +22,7 @@ from forge_pipeline.runners.samples import CHUNK, QUICK
 from forge_pipeline.target import Target
 from forge_runtime.secret import Secret
 from tests.support.decoders import decoder, kept
-from tests.support.native import convolutions, library_of
+from tests.support.native import convolutions, library_of, open_sizes
 from tests.support.sshd import serving
 
 
@@ -113,6 +113,32 @@ def test_what_is_no_library_is_refused(bench: Callable[..., tuple[Any, str, str]
     code, _, err = bench(files[0], "--device", "nowhere")
     assert code != 0
     assert "nowhere" in err
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("foo=2", "--size: expected an open size: n, found foo"),
+        ("=4", "--size: expected NAME=N, found --size =4"),
+        ("n=two", "--size: expected NAME=N, found --size n=two"),
+        ("n", "--size: expected NAME=N, found --size n"),
+    ],
+)
+def test_a_size_that_is_none_is_refused(
+    bench: Callable[..., tuple[Any, str, str]], files: tuple[Path, Path], word: str, said: str
+) -> None:
+    for words in ((), ("--against", files[1])):
+        code, out, err = bench(files[0], "--size", word, *words)
+        assert (code, out, said in err) == (1, "", True), err
+
+
+def test_each_library_is_told_of_the_sizes_that_it_has(
+    bench: Callable[..., tuple[Any, str, str]], files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(library_of(open_sizes()).to_bytes())
+    code, out, err = bench(files[0], other, "--size", "s=3", "--size", "n=2", "--size", "m=2", "--json")
+    assert (code or 0, err, len(json.loads(out)["rows"])) == (0, "", 2)
 
 
 def test_a_prompt_and_a_token_behind_it_are_timed_of_what_keeps_states(

@@ -166,6 +166,11 @@ def test_how_forge_run_ends_decides_the_error(status: int, said: str, kind: type
     assert "a place" in error.where
 
 
+def test_a_file_is_named_as_its_reader_knows_it() -> None:
+    said = "error: program of the /tmp/x/lib.so: expected this, found that\nfix: no"
+    assert refusal("a place", 1, said, {"/tmp/x/lib.so": "library"}).where == "program of the library, in a place"
+
+
 @pytest.fixture(scope="module")
 def foreign() -> Library:
     return library_of(convolutions(), "raspberry-pi/5")

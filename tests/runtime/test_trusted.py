@@ -75,8 +75,11 @@ def test_a_library_without_its_signature_is_refused(delivered: Path, content: by
     with pytest.raises(UntrustedError, match="a file without a signature"):
         Engine(content, trusted=[LINE])
     delivered.with_name("model_library.so.sig").unlink()
-    with pytest.raises(ArtifactError, match=r"model_library\.so\.sig: expected a file that can be read"):
+    with pytest.raises(UntrustedError, match=r"model_library\.so: .* found one that is not signed") as refusal:
         Engine(delivered, trusted=[LINE])
+    assert "`forge-pipeline sign`" in refusal.value.fix
+    with pytest.raises(ArtifactError, match=r"other\.sig: expected a file that can be read, found no such file"):
+        Engine(delivered, trusted=[LINE], signature=delivered.with_name("other.sig"))
 
 
 def test_a_signature_for_another_purpose_is_refused(delivered: Path, content: bytes) -> None:
