@@ -111,8 +111,7 @@ pub const Look = *const fn (first: []const u8, last: []const u8, size: usize) Er
 
 /// Whether there is no file of that name; one that cannot be looked at is there.
 pub fn isMissing(path: [*:0]const u8) bool {
-    var status: linux.Statx = undefined;
-    return linux.errno(linux.statx(linux.AT.FDCWD, path, 0, .{ .TYPE = true }, &status)) == .NOENT;
+    return linux.errno(linux.access(path, linux.F_OK)) == .NOENT;
 }
 
 /// Read a whole file into memory of this process, where nobody else can change it.
@@ -177,16 +176,10 @@ pub fn tooLarge(where: [*:0]const u8, size: usize, limit: usize) Error {
 fn reason(result: usize) []const u8 {
     return switch (linux.errno(result)) {
         .PERM, .ACCES => "no right to it",
-        .NOENT => "no such file",
-        .IO => "an error of the disk",
-        .NXIO => "a device that is not there",
-        .NOTDIR => "a file where its path has a folder",
+        .NOENT, .NOTDIR => "no such file",
         .ISDIR => "a folder",
         .NFILE, .MFILE => "too many open files",
-        .NOSPC => "a full disk",
-        .ROFS => "a disk that can only be read",
-        .NAMETOOLONG => "a name that is too long",
-        .LOOP => "links that lead to each other",
+        .NAMETOOLONG => "too long a name",
         else => "another error of the system",
     };
 }
@@ -218,7 +211,13 @@ pub fn writeFile(path: [*:0]const u8, parts: []const []const u8) Error!void {
 /// Open a file for writing, empty.
 pub fn create(path: [*:0]const u8) Error!i32 {
     const opened = linux.open(path, .{ .ACCMODE = .WRONLY, .CREAT = true, .TRUNC = true, .CLOEXEC = true }, 0o644);
-    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, if (linux.errno(opened) == .NOENT) "no such folder" else reason(opened) });
+    const why = switch (linux.errno(opened)) {
+        .NOENT => "no such folder",
+        .NOSPC => "a full disk",
+        .ROFS => "a disk that can only be read",
+        else => reason(opened),
+    };
+    if (failed(opened)) return message.fail(error.File, "{s}: expected a file that can be written, found {s}\nfix: make its folder, or give another one", .{ path, why });
     return @intCast(opened);
 }
 

@@ -41,13 +41,14 @@ pub fn check(file: []const u8, trust: Trust) Error!void {
     if (trust.signature) |text| return verify(file, trust.keys, text);
     var beside: [limit]u8 = undefined;
     const path = trust.path orelse path: {
-        const name = std.mem.span(trust.signed orelse return untrusted("a file without a signature"));
-        if (name.len + ".sig".len >= beside.len) return untrusted("a path that is too long to look beside it");
+        const name = std.mem.span(trust.signed orelse "");
+        if (name.len + ".sig".len >= beside.len) return unsigned();
         @memcpy(beside[0..name.len], name);
         @memcpy(beside[name.len..][0..5], ".sig\x00");
-        break :path beside[0 .. name.len + 4 :0].ptr;
+        const path = beside[0 .. name.len + 4 :0].ptr;
+        if (trust.signed == null or platform.isMissing(path)) return unsigned();
+        break :path path;
     };
-    if (trust.path == null and platform.isMissing(path)) return untrusted("one that is not signed: no .sig lies beside it");
     const found = try platform.readFile(path, limit, null);
     defer platform.unmap(found.memory);
     return verify(file, trust.keys, found.memory[0..found.size]);
@@ -63,7 +64,11 @@ fn verify(file: []const u8, keys: []const u8, text: []const u8) Error!void {
 }
 
 fn untrusted(comptime found: [:0]const u8) Error {
-    return message.failIn(error.Untrusted, &.{ .head = "library: expected one that a trusted key signed, found ", .tail = "\nfix: take the file and its .sig from who built it, who signs it by `forge-pipeline sign`; trust a key only if you know whose it is" }, found, .{});
+    return message.failIn(error.Untrusted, &.{ .head = "library: expected one that a trusted key signed, found ", .tail = "\nfix: take the file and its .sig (forge-pipeline sign) from who built it; trust a key only if you know whose it is" }, found, .{});
+}
+
+noinline fn unsigned() Error {
+    return untrusted("a file without a signature");
 }
 
 fn decode(blob: *[blob_size]u8, text: []const u8) bool {
