@@ -50,6 +50,8 @@ def load(source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = No
     from forge_pipeline.frontends.objects import save
 
     given = [item if not isinstance(item, Mapping) else _declared(item) for item in inputs]
+    if source == "":
+        raise ModelError("load()", "the path of a model file", "an empty path", "give the path of the model")
     if isinstance(source, str | os.PathLike):
         declared = [item for item in given if isinstance(item, Declared)]
         if len(declared) != len(given) or dynamic_shapes is not None:

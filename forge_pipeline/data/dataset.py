@@ -41,6 +41,8 @@ class Dataset:
         for key, value in paths.items():
             if not isinstance(value, str) and not (value is None and key == "eval_path"):
                 raise ConfigError(f"data.{key}", "a file name", repr(value), f"give data.{key}=FILE")
+            if value == "":
+                raise ConfigError(f"data.{key}", "a file name", "an empty path", f"give data.{key}=FILE")
         return cls.open(str(paths["path"]), paths["eval_path"])
 
     def digest(self) -> dict[str, str]:

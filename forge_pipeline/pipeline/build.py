@@ -131,8 +131,9 @@ def run_stages(
 def source_inputs(config: Mapping[str, Any]) -> dict[str, Input | None]:
     """Return the two things that come from outside: the model file, and the data (None where there is none)."""
     path = bind(Model, config.get("model"), where="model").path
-    if path is None:
-        raise ConfigError("model.path", "a model file", "null", "give model.path=FILE, or choose model=digits")
+    if not path:
+        found = "null" if path is None else "an empty path"
+        raise ConfigError("model.path", "a model file", found, "give model.path=FILE, or choose model=digits")
     return {"source": model_input(Path(path)), **data_inputs(config["data"])}
 
 
@@ -230,6 +231,8 @@ def open_store(options: Any) -> Iterator[Store]:
         raise ConfigError(
             "store", "one attempt or more, and no less than 0 s of waiting", found, "see conf/config.yaml"
         )
+    if config.path == "":
+        raise ConfigError("store.path", "a folder", "an empty path", "give store.path=FOLDER, or leave it out")
     sealing = vault(config.key)
     if not config.enabled:
         with TemporaryDirectory(prefix="forge-") as folder, Store(Path(folder), on_damage=warn, vault=sealing) as store:

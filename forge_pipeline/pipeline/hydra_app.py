@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -47,6 +48,17 @@ OPEN_KEYS = (
 """Options whose keys are the user's own: `model.dims={batch: 1}` adds one, and so does `model.dims.batch=1`."""
 OF_EACH = f"{GROUP}."
 """Of a target for several CPUs an option is none of its own, but one of each CPU's: it is looked at when all are."""
+
+LISTED = {
+    GROUP: "`forge-pipeline targets` lists them",
+    "device": "choose one of those listed, or describe the board in conf/device/{}.yaml (docs/boards.md)",
+}
+"""What to do where a group has no such choice, if there is more to say than that those are listed."""
+FILES = {
+    "model.path": (".onnx", ".pt2", ".pt", ".pth", ".keras", ".h5", ".hdf5", ".tflite", ".pb"),
+    "data.path": (".npz", ".npy"),
+}
+"""The options that files are for which are given without one, by how their names end."""
 
 HYDRA_NOTES = Path(".forge/hydra")
 LAUNCHERS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "ray": "ray"}
@@ -269,18 +281,25 @@ def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) ->
         )
     if match := re.search(r"Could not find 'hydra/(\w+)/([^']+)'", message):
         return _no_plugin(match[1], match[2], re.findall(r"^\s+(\S+)$", message, re.MULTILINE))
-    if match := re.search(r"Could not (?:find|load) '(.+?)/([^']+)'", message):
+    bare = str(getattr(error, "override", "="))  # what the grammar refused
+    if "=" not in bare and not bare.startswith("~"):
+        return _no_key(bare)
+    if match := re.search(r"Could not (?:find|load) '(.+?)/([^']*)'", message):
         group, option = _split_group(match[1] + "/" + match[2])
         chosen = f"{group}={option}"
         where = next((item for item in overrides if item.lstrip("+").startswith(f"{group}=")), chosen)
         options = choices(group, own)
-        fix = f"{did_you_mean(option, options)}choose one of those listed"
+        fix = did_you_mean(option, options) + LISTED.get(group, "choose one of those listed").format(option or "NAME")
         if not own and option in choices(group, [HERE]):
             fix = f"`--config-dir {HERE}` takes what the folder {HERE} here has"
         return UsageError(
             where=quotable(chosen if is_secretive(chosen) else where),
             expected=f"one of conf/{group}: " + ", ".join(options),
-            found=f"another choice ({NOT_SHOWN})" if is_secretive(chosen) else repr(option),
+            found=f"another choice ({NOT_SHOWN})"
+            if is_secretive(chosen)
+            else repr(option)
+            if option
+            else "an empty one",
             fix=fix,
         )
     if match := re.search(r"Ambiguous value for argument '(\w[^=]*)=([^']*)'", message):
@@ -295,6 +314,24 @@ def _explain(error: Exception, overrides: Sequence[str], own: Sequence[Path]) ->
         message = f"another form ({NOT_SHOWN})"
     found = " ".join(message.split()) or type(error).__name__
     return UsageError(where, "overrides that compose with conf/config.yaml", found, "correct the override")
+
+
+def _no_key(argument: str) -> UsageError:
+    """Return what to say of an argument that is no override, for it has no ``=``."""
+    suffix = Path(argument).suffix.lower()
+    key = next((key for key, suffixes in FILES.items() if suffix in suffixes), None)
+    if key is None and Path(argument).exists():
+        key = "model.path"
+    group = argument if argument in groups() else None
+    fix = "name the option that it is for; `forge-pipeline run --cfg job` prints all options"
+    if key is not None:
+        fix = "give " + shlex.quote(f"{key}={argument}")
+    elif group is not None:
+        known = LISTED.get(group, f"one of {', '.join(choices(group))}")
+        fix = f"give {group}=NAME: {known.format('NAME')}"
+    elif argument in choices(GROUP):
+        fix = f"give {GROUP}={argument}"
+    return UsageError(quotable(argument), "an option with its value: KEY=VALUE", "no `=`", fix)
 
 
 def _no_plugin(kind: str, name: str, options: list[str]) -> UsageError:

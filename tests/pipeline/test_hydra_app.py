@@ -14,8 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_pipeline.errors import UsageError
+from forge_pipeline.errors import ConfigError, UsageError
 from forge_pipeline.locate import conf_dir
+from forge_pipeline.pipeline.build import build
 from forge_pipeline.pipeline.hydra_app import PATH_KEYS, compose, launch, own_targets, quote_path
 from forge_pipeline.target import describe_targets
 
@@ -90,6 +91,69 @@ def test_a_misspelt_override_is_refused_with_what_was_probably_meant(overrides: 
     with pytest.raises(UsageError) as refusal:
         compose(overrides)
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "fix"),
+    [
+        ("net.onnx", "give model.path=net.onnx"),
+        ("models/net (1).tflite", "give 'model.path=models/net (1).tflite'"),
+        ("samples.npz", "give data.path=samples.npz"),
+        ("a/folder", "give model.path=a/folder"),
+        ("raspberry-pi/5", "give target=raspberry-pi/5"),
+        ("target", "give target=NAME: `forge-pipeline targets` lists them"),
+        ("quantize", "give quantize=NAME: one of any, dynamic, float16, none, static, weights"),
+        ("else", "name the option that it is for; `forge-pipeline run --cfg job` prints all options"),
+    ],
+)
+def test_an_argument_without_a_key_is_refused_with_the_option_it_is_for(
+    argument: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a/folder").mkdir(parents=True)
+    for words in ([argument], ["-m", argument, "fold=basic"]):
+        with pytest.raises(UsageError) as refusal:
+            launch(words, lambda config, folder: None)
+        assert (
+            str(refusal.value) == f"{argument}: expected an option with its value: KEY=VALUE, found no `=`\nfix: {fix}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("target=", "`forge-pipeline targets` lists them"),
+        ("quantize=''", "choose one of those listed"),
+        ("device=", "choose one of those listed, or describe the board in conf/device/NAME.yaml (docs/boards.md)"),
+    ],
+)
+def test_an_empty_choice_is_refused_without_words_of_hydras(override: str, fix: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        compose([override])
+    assert (refusal.value.found, refusal.value.fix) == ("an empty one", fix)
+
+
+def test_a_board_that_nobody_described_is_to_be_described() -> None:
+    with pytest.raises(UsageError, match=r"describe the board in conf/device/pi-lab-3\.yaml \(docs/boards\.md\)"):
+        compose(["device=pi-lab-3"])
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("model.path", "a model file"),
+        ("data.path", "a file name"),
+        ("data.eval_path", "a file name"),
+        ("store.path", "a folder"),
+    ],
+)
+def test_an_empty_path_is_refused(option: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = compose(["experiment=digits", f"{option}="])
+    with pytest.raises(ConfigError) as refusal:
+        build(config | {"out": str(tmp_path / "out")})
+    assert (refusal.value.where, refusal.value.expected, refusal.value.found) == (option, expected, "an empty path")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hydra_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
