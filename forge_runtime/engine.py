@@ -118,6 +118,8 @@ class Engine:
         Inputs are given as in a call. With ``apart``, a kernel that several layers share has a row for each place that
         calls it. Other threads wait.
         """
+        if not _is_whole(runs) or runs < 1:
+            raise ConfigError("profile: runs", "a whole number, at least 1", _named(runs), "leave it out for 10")
         values = self._interface.positional(args, named)
         with self._session.lock:
             before = self._session.length
@@ -150,8 +152,10 @@ class Engine:
 
         Raises ConfigError for more than there are, and where a state that does not grow knows no earlier one.
         """
+        if not _is_whole(length):
+            raise ConfigError("truncate: length", "a number of tokens", _named(length), "give a whole number")
         with self._session.lock:
-            self._session.rewind(length)
+            self._session.rewind(int(length))
 
     def session(self) -> Engine:
         """Return another engine on the same library and weights, with memory and states of its own."""
@@ -196,6 +200,14 @@ def _check_threads(threads: int | None) -> int:
     most = min(os.cpu_count() or 1, MAX_THREADS)
     if threads is None:
         return min(available_cores(), most)
-    if not 1 <= threads <= most:
-        raise ConfigError("threads", f"1 to {most}, this machine's CPUs", str(threads), "leave it out for all cores")
-    return threads
+    if not _is_whole(threads) or not 1 <= threads <= most:
+        raise ConfigError("threads", f"1 to {most}, this machine's CPUs", _named(threads), "leave it out for all cores")
+    return int(threads)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _named(value: object) -> str:
+    return repr(value)[:40] if isinstance(value, str) else str(value)[:40]

@@ -48,8 +48,8 @@ class Trust:
         """Take keys, each a line or a file of lines. Raises ConfigError for what is neither, and for a single text."""
         if trusted is None and signature is None:
             return None
-        if trusted is None or isinstance(trusted, str | bytes | os.PathLike):
-            found = "none" if trusted is None else "a single text"
+        if isinstance(trusted, str | bytes | os.PathLike) or not isinstance(trusted, Iterable):
+            found = "none" if trusted is None else "a single one"
             raise ConfigError("trusted", "a list of public keys", found, "give trusted=['ssh-ed25519 AAAA...']")
         return cls(b"\n".join(map(_key_lines, trusted)), signature)
 
@@ -112,7 +112,7 @@ class Model:
         if trust is not None:
             trust.ask(asked)
         if variant is not None:
-            asked.variant = variant.encode()
+            asked.variant = _variant(variant)
         self.handle = ctypes.c_void_p()
         library = libforge()
         if code := library.forge_open_from(ctypes.byref(asked), ctypes.byref(self.handle)):
@@ -149,6 +149,13 @@ def name_of(source: object, name: str) -> str:
     if isinstance(source, bytes | Made):
         return name
     raise ConfigError(name, "a path or bytes", type(source).__name__, "give the path of the file that was delivered")
+
+
+def _variant(name: object) -> bytes:
+    if not isinstance(name, str):
+        fix = "give one that the library's metadata name, or leave it out for the best"
+        raise ConfigError("variant", "the name of one", type(name).__name__, fix)
+    return name.encode()
 
 
 def _path(path: str | os.PathLike[str], where: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
@@ -63,9 +64,11 @@ class QuantizableModule(ONNXModule):
         """Track the activations on ``calib_data``.
 
         A sample is an array (for a model with one input), a sequence of arrays in the order of the inputs, or a
-        mapping from input name to array; with or without a batch axis. ``reset=False`` adds to earlier statistics.
+        mapping from input name to array; with or without a batch axis. ``calib_data`` gives these, one after another:
+        it is no path, and no mapping, such as an archive that numpy opened. ``reset=False`` adds to earlier statistics.
         Statistics are computed on the CPU, alike everywhere: ``use_cuda=True`` raises ConfigError.
-        Raises DataError naming the sample and the input, ModelError for a quantized model.
+        Raises DataError naming the sample and the input, and for what gives no samples, and ModelError for a model
+        that is quantized.
         """
         from forge_pipeline.quantization.calibration.observe import calibrate
         from forge_pipeline.quantization.calibration.probes import Keeper, trim
@@ -78,6 +81,7 @@ class QuantizableModule(ONNXModule):
                 fix="leave use_cuda out",
             )
         self._refuse_quantized("calibrate")
+        _check_samples(calib_data)
         values = defaults("calibrate/default.yaml")["histogram_values"]
         keeper = Keeper(defaults("quantize/static.yaml")["probe_mib"] << 20)
         feeds = keeper.watch(self._feeds(calib_data))
@@ -193,3 +197,25 @@ class QuantizableModule(ONNXModule):
                 found="one that computes with integers already",
                 fix=f"call {action}() on the float model; keep a copy of it if both are needed",
             )
+
+
+def _check_samples(calib_data: object) -> None:
+    """Raise DataError for what gives no samples one after another: a path, a mapping, or nothing of the kind."""
+    found, fix = (
+        f"an object of {type(calib_data).__name__}",
+        "give a list of samples, each an array for a model with one input",
+    )
+    if isinstance(calib_data, str | bytes | PathLike):
+        found, fix = (
+            f"a path ({type(calib_data).__name__})",
+            "load it: calibrate(numpy.load(FILE)[NAME]) takes its rows",
+        )
+    elif isinstance(calib_data, Mapping):
+        names = ", ".join(map(str, calib_data))
+        found = f"a mapping of {names}" if names else "an empty mapping"
+        fix = "give calibrate(DATA[NAME]), whose rows are samples, or a list of mappings from input to array"
+    elif getattr(calib_data, "ndim", 1) > 0 and (hasattr(calib_data, "__iter__") or hasattr(calib_data, "__getitem__")):
+        return
+    raise DataError(
+        "calibrate()", "samples, one after another: arrays, or mappings from input name to array", found, fix
+    )

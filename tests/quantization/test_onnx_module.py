@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -81,6 +83,27 @@ def test_splitting_after_calibration_takes_force_and_discards_it(
     module.calibrate(feeds)
     module.quantize(quant_type="static", calib_method="minmax")
     assert noise(net, module, feeds) > 24.0
+
+
+def test_what_gives_no_samples_is_refused(module: QuantizableModule, feeds: list[Feed], tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, image=np.concatenate([feed["image"] for feed in feeds]))
+    archive = np.load(path)
+    for given, found in (
+        (path, "a path (PosixPath)"),
+        (str(tmp_path), "a path (str)"),
+        (archive, "a mapping of image"),
+        (feeds[0], "a mapping of image"),
+        (None, "an object of NoneType"),
+        (np.float32(1), "an object of float32"),
+    ):
+        with pytest.raises(DataError) as refusal:
+            module.calibrate(given)
+        assert (refusal.value.where, refusal.value.found) == ("calibrate()", found)
+        assert "calibrate(" in refusal.value.fix or "a list of samples" in refusal.value.fix
+    module.calibrate(archive["image"])
+    assert module.is_calibrated
+    archive.close()
 
 
 def test_a_copy_keeps_the_calibration_and_leaves_the_original(module: QuantizableModule, feeds: list[Feed]) -> None:

@@ -238,6 +238,30 @@ def test_the_number_of_threads_does_not_change_the_result(
     np.testing.assert_array_equal(Engine(bound_library.to_bytes(), threads=threads)(x), engine(x))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda file, x: Engine(file, threads="two"),
+        lambda file, x: Engine(file, threads=1.5),
+        lambda file, x: Engine(file, variant=3),
+        lambda file, x: Engine(file, trusted=3),
+        lambda file, x: Engine(file).profile(x, runs="ten"),
+        lambda file, x: Engine(file).profile(x, runs=0),
+        lambda file, x: Engine(file).truncate("all"),
+    ],
+)
+def test_values_of_other_types_are_refused_in_words(
+    bound_library: Library, x: np.ndarray, wrong: Callable[[bytes, np.ndarray], object]
+) -> None:
+    with pytest.raises(ConfigError, match=r"expected .*, found "):
+        wrong(bound_library.to_bytes(), x)
+
+
+def test_numbers_of_numpys_will_do(bound_library: Library, x: np.ndarray) -> None:
+    engine = Engine(bound_library.to_bytes(), threads=np.int64(1))
+    assert engine.profile(x, runs=np.int64(1))
+
+
 @pytest.mark.parametrize("threads", [0, -1, 100_000])
 def test_an_impossible_number_of_threads_is_refused(bound_library: Library, threads: int) -> None:
     with pytest.raises(ConfigError, match=rf"^threads: expected 1 to \d+, this machine's CPUs, found {threads}"):
