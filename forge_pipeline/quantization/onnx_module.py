@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from forge_pipeline.quantization.calibration.ranges import Ranges
 
 QUANT_TYPES: Final = ("static", "dynamic", "any")
-INTEGER_NODES = ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear")
+ENCODERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
+DECODER: Final = "DequantizeLinear"
 
 
 class QuantizableModule(ONNXModule):
@@ -46,8 +47,22 @@ class QuantizableModule(ONNXModule):
 
     @property
     def is_quantized(self) -> bool:
-        """True when the model computes with integers."""
-        return any(name in self.operators for name in INTEGER_NODES)
+        """True when the model computes with integers; weights that are only stored as such do not make it so."""
+        if ENCODERS.isdisjoint(self.operators) and DECODER not in self.operators:
+            return False
+        from forge_pipeline.ir.traversal import every_node
+
+        graph = self.light.graph
+        constants = {tensor.name for tensor in graph.initializer}
+        constants |= {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+
+        def computes(node: onnx.NodeProto) -> bool:
+            is_in_blocks = any(item.name == "block_size" for item in node.attribute)
+            return node.op_type in ENCODERS or (
+                node.op_type == DECODER and (node.input[0] not in constants or is_in_blocks)
+            )
+
+        return any(map(computes, every_node(self.light)))
 
     @property
     def is_split_tensors(self) -> bool:
@@ -80,7 +95,7 @@ class QuantizableModule(ONNXModule):
                 found="True",
                 fix="leave use_cuda out",
             )
-        self._refuse_quantized("calibrate")
+        self._in_float("calibrate")
         _check_samples(calib_data)
         values = defaults("calibrate/default.yaml")["histogram_values"]
         keeper = Keeper(defaults("quantize/static.yaml")["probe_mib"] << 20)
@@ -119,7 +134,7 @@ class QuantizableModule(ONNXModule):
                 fix=f"{did_you_mean(str(quant_type), QUANT_TYPES)}choose one of those; "
                 "`forge-pipeline run` has other methods, such as quantize=float16",
             )
-        self._refuse_quantized("quantize")
+        self._in_float("quantize")
         method = quant_type if quant_type != "any" else "static" if self.is_calibrated else "dynamic"
         values: dict[str, Any] = {
             "method": method,
@@ -154,7 +169,7 @@ class QuantizableModule(ONNXModule):
         from forge_pipeline.quantization.limits import whole
         from forge_pipeline.quantization.network import Network, prepare
 
-        self._refuse_quantized("split_tensors")
+        self._in_float("split_tensors")
         if self.is_calibrated and not force:
             raise DataError(
                 where="split_tensors()",
@@ -189,7 +204,14 @@ class QuantizableModule(ONNXModule):
     def _replace(self, model: onnx.ModelProto) -> None:
         self._model, self._file, self._ranges, self._probes = model, None, None, ()
 
-    def _refuse_quantized(self, action: str) -> None:
+    def _in_float(self, action: str) -> None:
+        """Decode weights that are stored as integers, as every fold does. Raises ModelError where other values are."""
+        if DECODER in self.operators and not self.is_quantized and not self.is_mapped:
+            from forge_pipeline.passes.pipeline import apply, plan
+            from forge_pipeline.passes.table import table
+
+            steps = plan(["fold-constants", "remove-dead"], table(()), where=f"{action}()")
+            self._model = apply(self.mod, steps, None).model
         if self.is_quantized:
             raise ModelError(
                 where=f"{action}()",

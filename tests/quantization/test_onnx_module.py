@@ -106,6 +106,36 @@ def test_what_gives_no_samples_is_refused(module: QuantizableModule, feeds: list
     archive.close()
 
 
+def with_stored_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the weights of its convolutions as bytes, decoded in front of these."""
+    for node in [node for node in model.graph.node if node.op_type == "Conv"]:
+        (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == node.input[1])
+        array = onnx.numpy_helper.to_array(tensor)
+        scale = np.float32(np.abs(array).max() / 127)
+        name = tensor.name
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.rint(array / scale).astype(np.int8), name))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(scale, f"{name}_scale"))
+        decoder = onnx.helper.make_node("DequantizeLinear", [name, f"{name}_scale"], [f"{name}_float"])
+        model.graph.node.insert(0, decoder)
+        node.input[1] = f"{name}_float"
+    return model
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_weights_that_are_stored_as_integers_are_decoded_first(net: ONNXModule, feeds: list[Feed], method: str) -> None:
+    """As the stage has it, which gets them folded: arithmetic is what decides."""
+    stored = QuantizableModule(with_stored_weights(net.copy().mod))
+    original = stored.copy()
+    assert not stored.is_quantized
+    if method == "static":
+        stored.calibrate(feeds)
+    stored.quantize(quant_type=method, calib_method="minmax")
+    assert stored.is_quantized
+    assert noise(original, stored, feeds) > 24.0
+    with pytest.raises(ModelError, match="one that computes with integers already"):
+        stored.quantize()
+
+
 def test_a_copy_keeps_the_calibration_and_leaves_the_original(module: QuantizableModule, feeds: list[Feed]) -> None:
     module.calibrate(feeds[:2])
     duplicate = module.copy()
