@@ -13,9 +13,9 @@ from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import keras2, keras_config, keras_rnn
 from forge_pipeline.frontends.agreement import sample
 from forge_pipeline.frontends.contract import Converted, Declared
-from forge_pipeline.frontends.file_kinds import kind_of
 from forge_pipeline.frontends.interface import name_open_sizes, open_size_name, rename
 from forge_pipeline.frontends.torch import program_to_onnx
+from forge_pipeline.ir.external_data.file_kinds import kind_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto

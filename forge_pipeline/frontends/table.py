@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends.contract import Declared, Limits
-from forge_pipeline.frontends.file_kinds import KINDS, kind_of
 from forge_pipeline.frontends.source import Source
+from forge_pipeline.ir.external_data.file_kinds import KINDS, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

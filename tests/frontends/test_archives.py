@@ -13,8 +13,8 @@ import pytest
 from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends import keras_config, pt2, torchscript
 from forge_pipeline.frontends.contract import Declared
-from forge_pipeline.frontends.file_kinds import kind_of
 from forge_pipeline.frontends.zips import open_zip
+from forge_pipeline.ir.external_data.file_kinds import kind_of
 from tests.support.paths import ROOT
 
 
@@ -288,7 +288,7 @@ def test_without_its_extra_a_model_is_refused_with_the_command_that_installs_it(
 
 
 def _title(kind):
-    from forge_pipeline.frontends.file_kinds import KINDS
+    from forge_pipeline.ir.external_data.file_kinds import KINDS
 
     return KINDS[kind].title
 

@@ -13,6 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data import protobuf_wire
+from forge_pipeline.ir.external_data.file_kinds import KINDS, kind_of
 from forge_pipeline.ir.external_data.mapped import MappedFile, mapped_file_of, mapped_files, put_inside, refer
 from forge_pipeline.ir.external_data.resolve import ExternalFiles
 from forge_pipeline.ir.tensors import byte_count
@@ -51,11 +52,13 @@ def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
             light = protobuf_wire.without_weights(data, location=mapped.location, at_least=_LARGE)
         model = ModelProto.FromString(light)
     except (DecodeError, protobuf_wire.WireError, ValueError) as error:  # ValueError: mmap of an empty file
+        kind = KINDS[kind_of(path)]
+        is_other = kind not in (KINDS["onnx"], KINDS["unknown"])
         raise ModelError(
             where=str(path),
             expected="an ONNX model",
-            found=f"a damaged or cut file ({error})",
-            fix="copy or export the model again",
+            found=kind.title if is_other else f"a damaged or cut file ({error})",
+            fix=kind.advice if is_other else "copy or export the model again",
         ) from error
     except OSError as error:
         raise ModelError(

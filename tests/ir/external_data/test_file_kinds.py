@@ -13,8 +13,9 @@ from onnx import TensorProto, helper
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends import Source
-from forge_pipeline.frontends.file_kinds import KINDS, kind_of
 from forge_pipeline.frontends.table import FRONTENDS, import_model
+from forge_pipeline.ir import ONNXModule
+from forge_pipeline.ir.external_data.file_kinds import KINDS, kind_of
 
 
 def zipped(*names):
@@ -119,3 +120,16 @@ def test_a_cut_onnx_file_is_still_taken_for_one(tmp_path):
         path.write_bytes(CONTENTS["onnx"][:length])
         kinds.append(kind_of(path))
     assert set(kinds) == {"onnx"}
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(b"a text\nof two lines\n", "text"), (b"", "empty"), (arrays(np.save), "npy"), (zipped("x.npy"), "npz")],
+)
+def test_onnx_alone_is_refused_in_the_same_words(tmp_path, content, kind):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    for read in (ONNXModule.from_file, lambda path: import_model(Source(path))):
+        with pytest.raises(ModelError) as refusal:
+            read(path)
+        assert (refusal.value.found, refusal.value.fix) == (KINDS[kind].title, KINDS[kind].advice)
