@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge_pipeline.errors import ConfigError, ModelError
 from forge_pipeline.frontends import Source
 from forge_pipeline.frontends.contract import Declared
+from forge_pipeline.frontends.source import naming
 from forge_pipeline.ir.dims import listed
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def load(source: object, *, inputs: Sequence[Any] = (), dynamic_shapes: Any = No
                 found="example arrays, or dynamic_shapes",
                 fix="describe the inputs; an open size is a symbol in `shape`",
             )
-        return _load(Path(source), declared, options)
+        with naming(Path(source)):
+            return _load(Path(source), declared, options)
     with TemporaryDirectory(prefix="forge-load-") as folder:
         saved = save(source, Path(folder), given, dynamic_shapes)
         return _load(saved.path, saved.inputs, options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +69,17 @@ class Source:
                     raise _not_plain(file)
                 digests[file.relative_to(self.path).as_posix()] = digest_file(file)
         return digests
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have every refusal of a model name its file."""
+    try:
+        yield
+    except ModelError as error:
+        if error.where.startswith(str(path)):
+            raise
+        raise ModelError(f"{path}: {error.where}", error.expected, error.found, error.fix) from error
 
 
 def _not_plain(path: Path) -> ModelError:

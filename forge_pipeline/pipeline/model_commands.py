@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_pipeline.config import bind
 from forge_pipeline.frontends import Source
+from forge_pipeline.frontends.source import naming
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.passes import files
 from forge_pipeline.pipeline.deliver import write_atomically
@@ -28,7 +29,8 @@ def inspect_model(model: Path, *, as_json: bool, svg: Path | None) -> str:
     from forge_pipeline.frontends.inspect import inspect
     from forge_pipeline.ir.display.svg import draw
 
-    description = inspect(Source(model))
+    with naming(model):
+        description = inspect(Source(model))
     if svg is not None:
         _write(svg, draw(description).encode())
     return json.dumps(description, indent=2, sort_keys=True) if as_json else _table(description)

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from forge_pipeline.config import bind
 from forge_pipeline.content import Content, unchanging
 from forge_pipeline.digest import canonical_json, digest_content, digest_json
 from forge_pipeline.errors import ForgeError
+from forge_pipeline.frontends.source import Source, naming
 from forge_pipeline.pipeline.reasons import reason_for
 from forge_pipeline.pipeline.stage_configs import localized
 from forge_pipeline.stages import stage_of
@@ -242,7 +243,11 @@ class Runner:
             with suppress(RecursionError):  # what a remote's records hold is anybody's
                 why = str(reason_for(stage, run.ingredients, self.store, self.model))
             self.starting(stage.name)
-            result = run.result()
+            with ExitStack() as named:
+                for item in run.inputs.values():
+                    if isinstance(item, External) and isinstance(item.content, Source):
+                        named.enter_context(naming(item.content.path))
+                result = run.result()
             return {**KINDS[stage.gives].write(result.output), REPORT: canonical_json(result.report)}, run.ingredients
 
         def accepted(action: Action) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
+
+from forge_pipeline import load
+from forge_pipeline.errors import ModelError
 
 
 def test_inspect_tells_the_interface_and_draws_the_graph(forge: Any, model: Path, tmp_path: Path) -> None:
@@ -43,6 +48,20 @@ def test_a_misspelt_pass_or_group_is_refused(forge: Any, model: Path, tmp_path: 
     assert not (tmp_path / "new.onnx").exists()
     done = forge("passes", "list", "fuson")
     assert (done.returncode, "did you mean 'fusion'?" in done.stderr) == (1, True)
+
+
+def test_a_refusal_of_what_is_in_a_model_names_its_file(forge: Any, model: Path) -> None:
+    """By every way in: the command line, a build and Python."""
+    odd = onnx.load(model)
+    odd.graph.node[0].op_type = "Frobnicate"
+    onnx.save(odd, model)
+    said = f"{model}: operators: expected operators of ONNX opset "
+    for words in (["inspect", str(model)], ["run", f"model.path={model}", f"out={model.parent / 'out'}"]):
+        done = forge(*words)
+        assert (done.returncode, done.stderr.startswith(f"error: {said}")) == (1, True), done.stderr
+    with pytest.raises(ModelError, match=re.escape(said)):
+        load(model)
+    assert not (model.parent / "out").exists()
 
 
 def test_targets_are_listed_by_family_and_as_json(forge: Any) -> None:
