@@ -108,8 +108,10 @@ def _type_name(hint: Any) -> str:
         return " or ".join(_type_name(option) for option in get_args(hint))
     if origin is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
-    if origin is not None:
-        return str(hint)
+    if origin in (list, tuple):
+        return f"a list of {_type_name(get_args(hint)[0])}"
+    if origin is dict:
+        return f"a mapping to {_type_name(get_args(hint)[1])}"
     return getattr(hint, "__name__", str(hint))
 
 

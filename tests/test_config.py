@@ -119,6 +119,10 @@ def test_an_integer_is_taken_where_a_float_is_declared() -> None:
             "section.names[1]: expected str, found 1 (int)\nfix: give `section.names[1]` as str",
         ),
         (
+            {"names": 1},
+            "section.names: expected a list of str, found 1 (int)\nfix: give `section.names` as a list of str",
+        ),
+        (
             {"inner": None},
             "section.inner: expected a section with options bits, found null\nfix: write it as `key: value` lines",
         ),

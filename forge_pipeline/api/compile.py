@@ -126,6 +126,7 @@ def _built(model: ONNXModule, machine: Target, values: Mapping[str, Any], passwo
     compiling, sealing = giving("library"), giving("sealed")
     options = compiling.sliced(defaults(f"{compiling.name}/default.yaml"), rest)
     _check_names(values, options, compiling.name)
+    _check_dims(values.get("dims"), compiling.name)
     compiled = run_once(
         compiling.name,
         options | dict(values),
@@ -149,6 +150,15 @@ def _check_names(values: Mapping[str, Any], options: Mapping[str, Any], where: s
     if unknown:
         near = did_you_mean(unknown[0], options)
         raise ConfigError(where, f"options {', '.join(sorted(options))}", ", ".join(unknown), f"{near}correct the name")
+
+
+def _check_dims(dims: object, where: str) -> None:
+    """Raise ConfigError for one size where a list belongs: that is for ``load``."""
+    for name, sizes in dims.items() if isinstance(dims, Mapping) else ():
+        if isinstance(sizes, int):
+            own, only = f"dims={{{name!r}: [{sizes}]}}", f"load(dims={{{name!r}: {sizes}}})"
+            fix = f"give {own} for code of its own, or have no other size by {only}"
+            raise ConfigError(f"{where}.dims.{name}", "a list of sizes", str(sizes), fix)
 
 
 def _delivered(contents: Mapping[str, Content], wanted: Path, force: bool) -> Path:

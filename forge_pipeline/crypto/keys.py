@@ -133,7 +133,9 @@ def _from_file(path: Path) -> Secret | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SecretError(str(path), "a readable password file", error.strerror or "an error", "correct it") from error
+        raise SecretError(
+            str(path), "a readable password file", error.strerror or "an error", "give this user the right to read it"
+        ) from error
     status = os.fstat(descriptor)  # of what is open, not of what the name points to by now
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)

@@ -47,7 +47,7 @@ def check_hdf5(path: Path) -> None:
             _check_links(path, file)
             text = file.attrs.get("model_config")
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise _refused(path, f"a damaged file ({error})", "copy or save the model again") from error
+        raise _refused(path, "a damaged or cut file", "copy or save the model again") from error
     if text is None:
         raise _refused(
             path, "weights without a model", "load them into their model and save it whole, with model.save('m.keras')"

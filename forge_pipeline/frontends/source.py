@@ -77,7 +77,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except ModelError as error:
-        if error.where.startswith(str(path)):
+        if error.where.startswith((str(path), str(path.absolute()))):
             raise
         raise ModelError(f"{path}: {error.where}", error.expected, error.found, error.fix) from error
 

@@ -61,7 +61,7 @@ def _check(path: Path) -> None:
     try:
         content.ParseFromString((path / "saved_model.pb").read_bytes())
     except DecodeError as error:
-        raise _refused(path, f"a damaged saved_model.pb ({error})") from error
+        raise _refused(path, "a damaged or cut saved_model.pb") from error
     for meta in content.meta_graphs:
         for nodes in (meta.graph_def.node, *(function.node_def for function in meta.graph_def.library.function)):
             for node in nodes:

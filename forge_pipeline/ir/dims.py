@@ -46,9 +46,10 @@ def check(dims: Dims, names: Sequence[str]) -> None:
             )
         sizes = [wanted] if isinstance(wanted, int) else list(wanted)
         if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
-            raise ConfigError(
-                f"{WHERE}.{name}", "a size of at least 1, or several different ones", str(wanted), "correct it"
+            fix = (
+                f"give a size, such as {WHERE}.{name}=1, or sizes, {WHERE}.{name}=[1,8]; or leave it out: it stays open"
             )
+            raise ConfigError(f"{WHERE}.{name}", "a size of at least 1, or several different ones", str(wanted), fix)
     count = sum(1 for _ in combinations(dims))
     if count > MOST:
         raise ConfigError(

@@ -90,7 +90,9 @@ def resolved(config: DictConfig) -> dict[str, Any]:
             if not read:
                 raise
             refused = f"one that does not resolve ({NOT_SHOWN})"
-            raise ConfigError("configuration", "values of environment variables", refused, "correct it") from error
+            raise ConfigError(
+                "configuration", "values of environment variables", refused, "set the variables that it reads"
+            ) from error
         found = next(_from_environment(config, read), None) if read else None
     if found is not None:
         raise ConfigError(

@@ -29,6 +29,10 @@ def test_several_are_a_matter_of_compiling(model: onnx.ModelProto, tmp_path: Pat
         forge.load(model, dims={"batch": 3, "length": [4, 8]})
     assert "several for length" in str(refusal.value)
     assert "compile(dims=...)" in str(refusal.value)
+    with pytest.raises(
+        ConfigError, match=r"dims\.length: expected a list of sizes, found 4\nfix: give dims=.*load\(dims="
+    ):
+        forge.load(model).compile(output_path=tmp_path / "out", dims={"length": 4})
     folder = forge.load(model, dims={"batch": 3}).compile(
         output_path=tmp_path / "out", dims={"length": [4, 8]}, open_form=False
     )

@@ -646,6 +646,7 @@ def test_dims_that_make_no_sense_are_refused(loaded, dims, message):
     with pytest.raises(ConfigError) as refusal:
         loaded(relu(), changed(dims=dims))
     assert str(refusal.value).startswith(message)
+    assert len(refusal.value.fix) > len("correct it")
 
 
 def test_a_model_with_several_faults_is_refused_for_all_of_them_at_once(loaded):

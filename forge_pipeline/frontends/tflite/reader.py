@@ -39,7 +39,7 @@ def read(path: Path) -> Model:
         raise ModelError(
             where=str(path),
             expected="a whole TensorFlow Lite model",
-            found=f"a damaged one ({type(error).__name__}: {error})",
+            found="a damaged or cut one",
             fix="copy or convert the model again",
         ) from error
 

@@ -31,7 +31,9 @@ def overrides(root: Path = Path()) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(str(PARAMS), "plain YAML in UTF-8", " ".join(str(error).split()), "correct it") from error
+        raise ConfigError(
+            str(PARAMS), "plain YAML in UTF-8", " ".join(str(error).split()), "correct the file"
+        ) from error
     if content is None:
         return []
     if not isinstance(content, Mapping):

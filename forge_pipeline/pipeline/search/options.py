@@ -40,9 +40,11 @@ class Options:
         proposing.check(self.method)
         if self.trials < 1 or self.keep_float < 0:
             found = f"trials={self.trials}, keep_float={self.keep_float}"
-            raise ConfigError(WHERE, "one trial or more, and no less than 0 layers", found, "correct it")
+            raise ConfigError(WHERE, "one trial or more, and no less than 0 layers", found, "give such numbers")
         if self.minutes is not None and not 0 < self.minutes < float("inf"):
-            raise ConfigError(f"{WHERE}.minutes", "a number above 0, or null", str(self.minutes), "correct it")
+            raise ConfigError(
+                f"{WHERE}.minutes", "a number above 0, or null", str(self.minutes), "give minutes, or null for no limit"
+            )
         if self.experiment is None:
             return
         where = f"{WHERE}.experiment={self.experiment}"

@@ -140,7 +140,12 @@ def parameter(override: Override) -> Parameter:
         or not (math.isfinite(low) and math.isfinite(high) and low < high)
         or (log and low <= 0)
     ):
-        raise UsageError(key, "interval(LOW,HIGH) of finite numbers, above 0 with log", f"{low}, {high}", "correct it")
+        raise UsageError(
+            key,
+            "interval(LOW,HIGH) of finite numbers, above 0 with log",
+            f"{low}, {high}",
+            "give the lower bound first",
+        )
     return Between(key, low, high, log)
 
 
