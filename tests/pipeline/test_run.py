@@ -274,15 +274,15 @@ def test_a_password_pasted_into_the_configuration_is_refused_and_repeated_nowher
     assert "hunter2" not in _refused(done, 1, out) + done.stdout
 
 
-def _readme_commands() -> list[list[str]]:
+def _readme_commands(begin: str = "run ") -> list[list[str]]:
     blocks = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [
         line
         for block in blocks
         for line in block.replace("\\\n", "").splitlines()
-        if line.startswith("forge-pipeline run ")
+        if line.startswith(f"forge-pipeline {begin}")
     ]
-    return [shlex.split(line)[1:] for line in lines]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
 @pytest.mark.usefixtures("warm")
@@ -294,6 +294,11 @@ def test_the_readmes_command_builds_a_users_own_model(forge: Any, model: Path, d
     assert done.returncode == 0, done.stderr
     (out,) = [argument.removeprefix("out=") for argument in command if argument.startswith("out=")]
     assert {path.name for path in (tmp_path / "work" / out).iterdir()} == PLAIN | {"ranges.svg"}
+    assert forge("keygen", "KEY").returncode == 0
+    for begin in ("card ", "sign ", "verify "):
+        (command,) = _readme_commands(begin)
+        done = forge(*command)
+        assert (done.returncode, out in command) == (0, True), done.stderr
 
 
 def test_the_readmes_sweep_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
