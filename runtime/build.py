@@ -21,6 +21,7 @@ SOURCES = HERE / "src"
 OUT = HERE / "out"
 PROJECT = HERE / "pyproject.toml"
 STAMP = "digest"
+LINUX = "linux-musl"
 FILES = ("forge-run", "libforge.so", "libforge.a")
 
 
@@ -35,7 +36,7 @@ class Cpu:
     base: str
     fast: str | None = None
     wide: str | None = None
-    system: str = "linux-musl"
+    system: str = LINUX
 
 
 ANDROID = "linux-android.26"

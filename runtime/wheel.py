@@ -21,6 +21,10 @@ class Hook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the package and the runtime to a wheel; an editable one finds both in the tree."""
         arch = os.environ.get("FORGE_ARCH", os.uname().machine)
+        known = [name for name, cpu in native.CPUS.items() if cpu.system == native.LINUX]
+        if arch not in known:
+            expected = f"a CPU that there is a runtime for: {', '.join(known)}"
+            sys.exit(f"error: FORGE_ARCH: expected {expected}, found {arch!r}\nfix: set it to one of those")
         built = native.built(arch)
         root = Path(self.root)
         package = next(path for path in (root / "forge_runtime", root.parent / "forge_runtime") if path.is_dir())

@@ -60,3 +60,25 @@ def test_an_engine_and_forge_run_work_from_the_wheel_alone(wheel: Path, bound_li
     program.chmod(0o755)
     done = subprocess.run([program, library], capture_output=True, text=True, check=True)
     assert "opened in" in done.stdout
+
+
+def wheel_for(arch: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    env = {**os.environ, "FORGE_ARCH": arch}
+    return subprocess.run(command, cwd=ROOT / "runtime", env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arch", ["z80", "aarch64-android"])
+def test_a_wheel_for_a_cpu_without_a_runtime_is_refused(arch: str, tmp_path: Path) -> None:
+    done = wheel_for(arch, tmp_path)
+    said = f"FORGE_ARCH: expected a CPU that there is a runtime for: x86_64, aarch64, riscv64, found {arch!r}"
+    assert (done.returncode != 0, said in done.stderr) == (True, True), done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert not (ROOT / "runtime/out/z80").exists()
+
+
+@pytest.mark.long
+def test_a_wheel_for_another_cpu_says_so(tmp_path: Path) -> None:
+    assert wheel_for("riscv64", tmp_path).returncode == 0
+    (path,) = tmp_path.glob("*.whl")
+    assert path.stem.endswith("musllinux_1_1_riscv64")
