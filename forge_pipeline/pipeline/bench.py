@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from forge_pipeline.content import OpenFile
 from forge_pipeline.crypto import keyfile
 from forge_pipeline.crypto.envelope import MAGIC, is_encrypted, read_header
 from forge_pipeline.crypto.keys import read_password
@@ -27,7 +28,7 @@ from forge_pipeline.runners.board import Board
 from forge_pipeline.runners.contract import Job, Place, Seal
 from forge_pipeline.runners.device import Device
 from forge_pipeline.runners.here import Here
-from forge_pipeline.runtime.bundle import Library
+from forge_pipeline.runtime.bundle import FOOTER, Library, has_variants, metadata_of_variants
 from forge_pipeline.stages.artifacts import KEY
 from forge_runtime.engine import available_cores
 from forge_runtime.secret import Secret
@@ -115,7 +116,9 @@ def _opened(path: Path, asked: Bench) -> tuple[Seal | None, str, Mapping[str, An
     try:
         with path.open("rb") as file:
             if not is_encrypted(file.read(len(MAGIC))):
-                metadata = Library.from_file(path).metadata
+                file.seek(max(0, file.seek(0, os.SEEK_END) - FOOTER))
+                is_for_several = has_variants(file.read())
+                metadata = _of_variant(path) if is_for_several else Library.from_file(path).metadata
                 return None, str(metadata["target"]["triple"]), metadata
             seal = Seal(key=path.with_name(KEY), password=_password(path, asked))
             wrapped, size = seal.key.read_bytes(), file.seek(0, os.SEEK_END)
@@ -126,6 +129,11 @@ def _opened(path: Path, asked: Bench) -> tuple[Seal | None, str, Mapping[str, An
         found = f"{error.strerror or type(error).__name__}: {error.filename}"
         raise ArtifactError(str(path), "a library, and its key beside it", found, "give a model_library.so") from error
     return seal, str(json.loads(header.meta)["target"]["triple"]), {}
+
+
+def _of_variant(path: Path) -> Mapping[str, Any]:
+    """Return the metadata of one variant of a library for several CPUs: all have one model, and one interface."""
+    return metadata_of_variants(OpenFile.of(path), str(path))[-1]
 
 
 def _password(path: Path, asked: Bench) -> Secret:

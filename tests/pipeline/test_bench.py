@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ from forge_pipeline.content import in_memory
 from forge_pipeline.crypto.envelope import seal
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.runners.samples import CHUNK, QUICK
+from forge_pipeline.runtime.variants import combine
 from forge_pipeline.target import Target
 from forge_runtime.secret import Secret
 from tests.support.decoders import decoder, kept
@@ -73,6 +75,25 @@ def test_a_table_has_a_line_for_each(bench: Callable[..., tuple[Any, str, str]],
     assert head.split()[:4] == ["least", "ms", "p50", "ms"]
     assert row.split()[0] == str(files[0])
     assert last.startswith("times on 1 thread")
+
+
+def test_of_a_library_for_several_cpus_the_variant_is_timed_that_this_one_opens(
+    bench: Callable[..., tuple[Any, str, str]], tmp_path: Path
+) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("the variants are for x86-64")
+    path = tmp_path / "model_library.so"
+    made = [library_of(open_sizes(), f"x86-64/{level}") for level in ("v2", "v3")]
+    identity = {"uuid": "6f0c4f6e-0000-4000-8000-000000000000", "fingerprint": "f" * 64, "tools": {}, "stage_key": ""}
+    variants = [replace(library, metadata={**library.metadata, **identity}) for library in made]
+    path.write_bytes(in_memory(combine(variants).file))
+    code, out, err = bench(path, "--json", "--size", "n=2", "--size", "m=2")
+    assert (code or 0, err, list(json.loads(out)["rows"])) == (0, "", [str(path)])
+    code, _, err = bench(path, "--size", "nn=2")
+    assert (code, "did you mean 'n'" in err) == (1, True)
+    path.write_bytes(path.read_bytes()[:100] + b"x" + path.read_bytes()[101:])
+    code, _, err = bench(path)
+    assert (code, str(path) in err) == (1, True)
 
 
 def test_libraries_in_clear_and_encrypted_are_measured_on_a_board(
