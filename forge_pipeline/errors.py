@@ -36,7 +36,7 @@ __all__ = [
 
 
 class UsageError(ForgeError):
-    """The command line itself is wrong: an unknown command, option, override or choice."""
+    """The command line itself is wrong: an unknown command, option, override or choice. A value is a ConfigError."""
 
     exit_code: ClassVar[int] = 2
 

@@ -177,7 +177,7 @@ class _Outcomes(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run a batch; return the jobs that succeeded."""
-        from forge_pipeline.errors import ForgeError, UsageError
+        from forge_pipeline.errors import ConfigError, ForgeError, UsageError
         from forge_pipeline.pipeline.sweep.jobs import EndedError
 
         self.jobs += len(job_overrides)
@@ -185,7 +185,7 @@ class _Outcomes(Launcher):
             return []
         try:
             results = self._launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
-        except UsageError as wrong:  # what the launcher was told
+        except (ConfigError, UsageError) as wrong:  # what the launcher was told
             raise EndedError from wrong
         except Exception as ended:  # noqa: BLE001  each launcher raises its own kinds where a worker dies
             found = " ".join(f"{type(ended).__name__}: {ended}".split())[:500]

@@ -285,6 +285,29 @@ def _readme_commands(begin: str = "run ") -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
+@pytest.mark.parametrize(
+    ("option", "code"),
+    [
+        ("compile.float_arithmetic=float8", 1),
+        ("compile.opt_level=9", 1),
+        ("model.dims={x: one}", 1),
+        ("quantize=statik", 2),
+        ("quantize.metod=static", 2),
+    ],
+)
+def test_a_value_exits_with_one_and_an_unknown_option_or_choice_with_two(
+    forge: Any, model: Path, tmp_path: Path, option: str, code: int
+) -> None:
+    out = tmp_path / "out"
+    _refused(forge("run", f"model.path={model}", f"out={out}", option), code, out)
+
+
+def test_of_a_sweep_too(forge: Any, model: Path, tmp_path: Path) -> None:
+    for option, code in (("jobs=0", 1), ("jobs=two", 1), ("job=1", 2)):
+        done = forge("run", "-m", f"model.path={model}", f"out={tmp_path / 'out'}", "fold=none,basic", option)
+        _refused(done, code, tmp_path / "out")
+
+
 @pytest.mark.usefixtures("warm")
 def test_the_readmes_command_builds_a_users_own_model(forge: Any, model: Path, data: Path, tmp_path: Path) -> None:
     command = next(command for command in _readme_commands() if "-m" not in command)

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.utils import JobReturn, JobStatus
 
 from forge_pipeline import width
-from forge_pipeline.errors import ForgeError, UsageError
+from forge_pipeline.errors import ConfigError, ForgeError
 from forge_pipeline.pipeline.parallel.display import display_for
 from forge_pipeline.pipeline.parallel.pool import Pool
 from forge_pipeline.pipeline.parallel.worker import Job
@@ -24,9 +24,9 @@ TARGET = "target="
 
 
 def width_of(jobs: Any, count: int) -> int:
-    """Return how many of ``count`` jobs to do at once. Raises UsageError where ``jobs`` is no number of any."""
+    """Return how many of ``count`` jobs to do at once. Raises ConfigError where ``jobs`` is no number of any."""
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
-        raise UsageError("jobs", "a whole number of at least 1, or null", repr(jobs), "give jobs=N")
+        raise ConfigError("jobs", "a whole number of at least 1, or null", repr(jobs), "give jobs=N")
     return width.width_of(jobs, count)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_pipeline.errors import ForgeError, UsageError, did_you_mean
+from forge_pipeline.errors import ConfigError, ForgeError, did_you_mean
 
 Figures = Mapping[str, Mapping[str, float]]
 """By target, by name of the figure; one that was not measured is not there."""
@@ -57,15 +57,15 @@ class Bound:
 
 
 def wanted(texts: Any) -> tuple[Measure, ...]:
-    """Read such as `[latency_ms, library_kb@raspberry-pi/5]`. Raises UsageError."""
+    """Read such as `[latency_ms, library_kb@raspberry-pi/5]`. Raises ConfigError."""
     found = tuple(_wanted(text) for text in _texts(texts, "want"))
     if not found:
-        raise UsageError("hydra.sweeper.want", "at least one figure", "none", f"choose of {', '.join(FIGURES)}")
+        raise ConfigError("hydra.sweeper.want", "at least one figure", "none", f"choose of {', '.join(FIGURES)}")
     return found
 
 
 def bounds(texts: Any, option: str) -> tuple[Bound, ...]:
-    """Read such as `[accuracy_drop<=0.5, latency_ms<=20@raspberry-pi/5]`. Raises UsageError."""
+    """Read such as `[accuracy_drop<=0.5, latency_ms<=20@raspberry-pi/5]`. Raises ConfigError."""
     return tuple(_bound(text, f"hydra.sweeper.{option}") for text in _texts(texts, option))
 
 
@@ -73,14 +73,14 @@ def _texts(given: Any, option: str) -> list[str]:
     if isinstance(given, str):  # as from a shell
         return [text for text in given.strip().removeprefix("[").removesuffix("]").split(",") if text.strip()]
     if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
-        raise UsageError(f"hydra.sweeper.{option}", "a list of texts", repr(given), "see docs/search.md")
+        raise ConfigError(f"hydra.sweeper.{option}", "a list of texts", repr(given), "see docs/search.md")
     return list(given)
 
 
 def _wanted(text: str) -> Measure:
     match = _WANTED.fullmatch(text)
     if match is None:
-        raise UsageError("hydra.sweeper.want", "FIGURE or FIGURE@TARGET", repr(text), "see docs/search.md")
+        raise ConfigError("hydra.sweeper.want", "FIGURE or FIGURE@TARGET", repr(text), "see docs/search.md")
     return Measure(_known(match[1], "hydra.sweeper.want"), match[2])
 
 
@@ -90,13 +90,13 @@ def _bound(text: str, where: str) -> Bound:
         figure = _known(match[1], where)
         with suppress(ValueError):
             return Bound(Measure(figure, match[2] or match[4]), float(match[3]))
-    raise UsageError(where, "FIGURE<=NUMBER or FIGURE<=NUMBER@TARGET", repr(text), "see docs/search.md")
+    raise ConfigError(where, "FIGURE<=NUMBER or FIGURE<=NUMBER@TARGET", repr(text), "see docs/search.md")
 
 
 def _known(figure: str, where: str) -> str:
     if figure not in FIGURES:
         expected = "one of " + ", ".join(FIGURES)
-        raise UsageError(where, expected, repr(figure), f"{did_you_mean(figure, FIGURES)}see docs/search.md")
+        raise ConfigError(where, expected, repr(figure), f"{did_you_mean(figure, FIGURES)}see docs/search.md")
     return figure
 
 

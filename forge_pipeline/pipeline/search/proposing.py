@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import ConfigError, UsageError, did_you_mean
+from forge_pipeline.errors import ConfigError, did_you_mean
 from forge_pipeline.pipeline.search.space import Parameter, Values, inside, size
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ class Proposal:
 
 
 def check(method: str) -> None:
-    """Raise UsageError for a method that there is not, ConfigError where Optuna is not installed for one."""
+    """Raise ConfigError for a method that there is not, and for one that takes Optuna where that is not installed."""
     if method not in METHODS:
         near = did_you_mean(str(method), METHODS)
-        raise UsageError("hydra.sweeper.method", "one of " + ", ".join(METHODS), repr(method), f"{near}choose another")
+        raise ConfigError("hydra.sweeper.method", "one of " + ", ".join(METHODS), repr(method), f"{near}choose another")
     if method == "grid":
         return
     try:

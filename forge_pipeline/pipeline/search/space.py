@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge_pipeline.errors import UsageError
+from forge_pipeline.errors import ConfigError, UsageError
 from forge_pipeline.stages import STAGES
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ Parameter = Listed | Between
 
 
 def parameter(override: Override) -> Parameter:
-    """Return the parameter that a sweep override of Hydra's describes. Raises UsageError."""
+    """Return what a sweep override of Hydra's describes. Raises UsageError, ConfigError for bounds that are none."""
     from hydra.core.override_parser.types import IntervalSweep
 
     key = override.get_key_element()
@@ -140,7 +140,7 @@ def parameter(override: Override) -> Parameter:
         or not (math.isfinite(low) and math.isfinite(high) and low < high)
         or (log and low <= 0)
     ):
-        raise UsageError(
+        raise ConfigError(
             key,
             "interval(LOW,HIGH) of finite numbers, above 0 with log",
             f"{low}, {high}",

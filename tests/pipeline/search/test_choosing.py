@@ -6,7 +6,7 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from forge_pipeline.errors import UsageError
+from forge_pipeline.errors import ConfigError, UsageError
 from forge_pipeline.pipeline.search import experiment, measures
 from forge_pipeline.pipeline.search.choosing import Rules
 from forge_pipeline.pipeline.search.records import Trial
@@ -33,12 +33,12 @@ def test_bounds_are_read_with_their_target_before_or_after() -> None:
     "text", ["latency_ms", "latency_ms<20", "latency_ms<=x", "<=3", "latency_ms<=1@a@b<=2", "speed<=1"]
 )
 def test_what_is_no_bound_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(ConfigError):
         measures.bounds([text], "hold")
 
 
 def test_an_unknown_figure_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="did you mean 'latency_ms'"):
+    with pytest.raises(ConfigError, match="did you mean 'latency_ms'"):
         measures.wanted("latencyms")
 
 
