@@ -121,10 +121,8 @@ def _work(folder: Path, number: int, stop: int, answers: int) -> None:
             json.loads(inspect_model(path, as_json=True, svg=picture))
             report["answer"] = "described"
         except ForgeError as refusal:
-            own = refusal.where == str(path)
-            report["answer"] = (
-                f"{type(refusal).__name__}: {'file' if own else re.split(r'[^A-Za-z ]', refusal.where)[0]}"
-            )
+            place = refusal.where.removeprefix(str(path)).removeprefix(": ")
+            report["answer"] = f"{type(refusal).__name__}: {re.split(r'[^A-Za-z ]', place)[0] or 'file'}"
             if not all(isinstance(part, str) and part.isprintable() for part in str(refusal).split("\n")):
                 report["wrong"] = f"unprintable: {str(refusal)[:500]!r}"
         except BaseException:  # noqa: BLE001  this is what is looked for
