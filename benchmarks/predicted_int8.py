@@ -88,7 +88,7 @@ def kernels(model: onnx.ModelProto, target: Target) -> Kernels:
     from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.memory.prepack import PREPARES
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
-    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.lowering import pipeline
     from forge_pipeline.codegen.tir.math.vector_math import install
 
     install()
@@ -113,7 +113,7 @@ def kernels(model: onnx.ModelProto, target: Target) -> Kernels:
         if isinstance(function, tirx.PrimFunc) and variable.name_hint in calls
     }
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(lowered.pass_config)):
-        built = local_buffers.build(tvm.IRModule(functions), target)
+        built = pipeline.build(tvm.IRModule(functions), target)
     return Kernels(assembly=str(built.inspect_source("asm")), calls=calls, from_memory=from_memory)
 
 

@@ -22,8 +22,8 @@ from tvm import tirx
 
 from forge_pipeline.codegen.memory.stack import deepest
 from forge_pipeline.codegen.shelf import Shelf
-from forge_pipeline.codegen.tir import local_buffers
-from forge_pipeline.codegen.tir.argument_checks import CALLER
+from forge_pipeline.codegen.tir.lowering import local_buffers, pipeline
+from forge_pipeline.codegen.tir.lowering.argument_checks import CALLER
 from forge_pipeline.digest import digest_bytes
 from forge_pipeline.width import cores
 
@@ -167,7 +167,7 @@ class Maker:
     def _object(self, unit: Sequence[_Kernel], path: Path) -> KernelObject:
         module = tvm.IRModule({kernel.symbol: kernel.function for kernel in unit})
         with self.compiling() as machine, local_buffers.workspaces() as sizes:
-            code: Any = tvm.tirx.build(module, machine, local_buffers.PIPELINE)
+            code: Any = tvm.tirx.build(module, machine, pipeline.PIPELINE)
         code.write_to_file(str(path), "obj")
         assembly = str(code.inspect_source("s")) if self.counts_stack or self.shows else ""
         return KernelObject(

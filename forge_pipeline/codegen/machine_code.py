@@ -18,7 +18,7 @@ from forge_pipeline.codegen.program.arguments import marked
 from forge_pipeline.codegen.program.encoding import Program
 from forge_pipeline.codegen.program.translation import SYMBOL
 from forge_pipeline.codegen.step import Lowering
-from forge_pipeline.codegen.tir import local_buffers
+from forge_pipeline.codegen.tir.lowering import pipeline
 from forge_pipeline.codegen.tir.math import short_math, vector_math
 
 
@@ -45,7 +45,7 @@ def generate_code(work: Lowering) -> None:
     """
     check_calls(work.module, work.source)
     vector_math.install()
-    local_buffers.install()
+    pipeline.install()
     short_math.install()
     if work.device_program is None:
         with compiling(work) as machine:
@@ -78,7 +78,7 @@ def _for_gpu(work: Lowering, machine: tvm.target.Target) -> tvm.runtime.Module:
     check_constants(work.module, work.target.tag)
     refusals = compile_kernels_with_nvcc(work.target)
     try:
-        return tvm.relax.build(work.module, machine, relax_pipeline=None, tir_pipeline=local_buffers.PIPELINE).mod
+        return tvm.relax.build(work.module, machine, relax_pipeline=None, tir_pipeline=pipeline.PIPELINE).mod
     except RuntimeError as error:
         if refusals:
             raise refusals[0] from error

@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_is_for_any_python_and_any_c_library_on_one_kind_of_machine(wheel: Path) -> None:
     name, version, python, abi, platforms = wheel.stem.split("-")
-    assert (name, python, abi) == ("forge_runtime", "py3", "none")
+    assert (name, python, abi) == ("forge_pipeline_runtime", "py3", "none")
     assert version in (ROOT / "pyproject.toml").read_text()
     assert {"manylinux_2_17", "musllinux_1_1"} <= {
         word.removesuffix(f"_{platform.machine()}") for word in platforms.split(".")

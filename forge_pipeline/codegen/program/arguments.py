@@ -22,7 +22,7 @@ from tvm.tirx.buffer import BufferType
 from forge_pipeline.codegen.program.encoding import Program
 from forge_pipeline.codegen.program.operations import Argument, Call, Heap, Number, Tensor
 from forge_pipeline.codegen.program.translation import SYMBOL
-from forge_pipeline.codegen.tir.argument_checks import CALLER, NEEDLESS
+from forge_pipeline.codegen.tir.lowering.argument_checks import CALLER, NEEDLESS
 from forge_pipeline.codegen.tir.rewriting import substitute
 from forge_runtime.interface import SMALL
 

@@ -22,7 +22,7 @@ from forge_pipeline.codegen.lowering import lower
 from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
 from forge_pipeline.codegen.schedule_kernels import REWRITES
 from forge_pipeline.codegen.tiled import PASS_CONFIG
-from forge_pipeline.codegen.tir import local_buffers
+from forge_pipeline.codegen.tir.lowering import pipeline
 from forge_pipeline.errors import ConfigError, TargetError
 from forge_pipeline.target import Target
 from forge_pipeline.target.host import CPUINFO, parse_cpuinfo
@@ -239,9 +239,9 @@ def code_of(channels: int) -> list[str]:
         for variable, function in module.functions_items()
         if isinstance(function, tirx.PrimFunc) and "conv2d" in variable.name_hint
     }  # fmt: skip
-    local_buffers.install()
+    pipeline.install()
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
-        built = tvm.tirx.build(tvm.IRModule(kernels), target.tvm(), local_buffers.PIPELINE)
+        built = tvm.tirx.build(tvm.IRModule(kernels), target.tvm(), pipeline.PIPELINE)
     return re.findall(r"\t(?:ldtilecfg|tile\w+|tdp\w+).*", built.inspect_source("asm"))
 
 

@@ -29,7 +29,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     from forge_pipeline.codegen.float32.conv.geometry import Geometry
     from forge_pipeline.codegen.float32.conv.plan import choose_plan
     from forge_pipeline.codegen.tiled import PASS_CONFIG
-    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.lowering import pipeline
     from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag(tag)
@@ -48,7 +48,7 @@ def assembly_of(tag: str, size: int, channels: int, filters: int, kernel: int, s
     sch = s_tir.Schedule(te.create_prim_func([image, weight, relu]))
     direct.schedule(sch, machine)
     with tvm.transform.PassContext(config=PASS_CONFIG):
-        library = local_buffers.build(sch.mod, target)
+        library = pipeline.build(sch.mod, target)
     return str(library.inspect_source("asm"))
 
 
@@ -142,7 +142,7 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
 
     from forge_pipeline.codegen.schedule_kernels import rewrite_kernels, schedule_kernels
     from forge_pipeline.codegen.tiled import PASS_CONFIG
-    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.lowering import pipeline
     from forge_pipeline.codegen.tir.machine import Machine
 
     target = Target.from_tag(tag)
@@ -151,7 +151,7 @@ def test_the_hottest_loop_spills_no_vectors(tag: str, kernel: Callable[..., Any]
     scheduled = rewrite_kernels(schedule_kernels(tvm.IRModule({"main": function}), machine), machine)
     assert not scheduled.generic
     with tvm.transform.PassContext(config=PASS_CONFIG):
-        library = local_buffers.build(scheduled.module, target)
+        library = pipeline.build(scheduled.module, target)
     block = hottest_block(str(library.inspect_source("asm")))
     assert sum(bool(FMA.search(line)) for line in block) >= FEWEST
     spills = [line for line in block if SPILL.search(line)]

@@ -49,7 +49,7 @@ def test_a_buffer_of_one_loop_is_in_it_and_one_of_two_stays_outside() -> None:
     import tvm_ffi
     from tvm import s_tir
 
-    from forge_pipeline.codegen.tir.allocations import in_place
+    from forge_pipeline.codegen.tir.lowering.allocations import in_place
 
     before = _kernel(5)
     assert _homes(before) == {"doubled": 0, "sums": 0}
@@ -69,7 +69,7 @@ def test_a_buffer_of_one_loop_is_in_it_and_one_of_two_stays_outside() -> None:
 def test_a_kernel_without_buffers_is_as_it_was() -> None:
     from tvm import te
 
-    from forge_pipeline.codegen.tir.allocations import in_place
+    from forge_pipeline.codegen.tir.lowering.allocations import in_place
 
     x = te.placeholder((4,), "float32", "x")
     function = te.create_prim_func([x, te.compute((4,), lambda i: x[i] + 1, name="y")])

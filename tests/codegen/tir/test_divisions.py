@@ -15,7 +15,8 @@ def _built(element: Any) -> tuple[Any, str]:
     import tvm
     from tvm import te, tirx
 
-    from forge_pipeline.codegen.tir import divisions, local_buffers
+    from forge_pipeline.codegen.tir import divisions
+    from forge_pipeline.codegen.tir.lowering import pipeline
     from forge_pipeline.target import Target
 
     size, seen = tirx.Var("size", "int64"), []
@@ -28,8 +29,8 @@ def _built(element: Any) -> tuple[Any, str]:
             seen.append(divisions.towards_zero(function, module, context))
             return seen[-1]
 
-        patch.setattr(local_buffers, "towards_zero", spied)
-        built = local_buffers.build(tvm.IRModule({"main": kernel}), Target.from_tag("host"))
+        patch.setattr(pipeline, "towards_zero", spied)
+        built = pipeline.build(tvm.IRModule({"main": kernel}), Target.from_tag("host"))
     return built["main"], seen[0].script()
 
 

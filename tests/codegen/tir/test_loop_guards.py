@@ -35,14 +35,14 @@ def main(x: T.Buffer((T.int64(8), n), "float32"), left: T.Buffer((before,), "int
 def _built() -> Any:
     import tvm
 
-    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.lowering import pipeline
     from forge_pipeline.target import Target
 
-    return local_buffers.build(tvm.IRModule({"main": _kernel()}), Target.from_tag("x86-64/v3"))
+    return pipeline.build(tvm.IRModule({"main": _kernel()}), Target.from_tag("x86-64/v3"))
 
 
 def test_an_outer_loop_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge_pipeline.codegen.tir import loop_guards
+    from forge_pipeline.codegen.tir.lowering import loop_guards
 
     code = len(_built().inspect_source("s"))
     monkeypatch.setattr(loop_guards, "depending", lambda function, _module, _context: function)
@@ -53,12 +53,12 @@ def test_an_outer_loop_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_loops_take_the_turns_that_they_had(before: int, n: int, behind: int) -> None:
     import tvm
 
-    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.lowering import pipeline
     from forge_pipeline.target import Target
 
     given = np.arange(8 * n, dtype=np.float32).reshape(8, n) + 1
     found = tvm.runtime.tensor(np.full((8, before + n + behind), -1, np.float32))
-    built = local_buffers.build(tvm.IRModule({"main": _kernel()}), Target.from_tag("host"))
+    built = pipeline.build(tvm.IRModule({"main": _kernel()}), Target.from_tag("host"))
     sides = (tvm.runtime.tensor(np.zeros(count, np.int8)) for count in (before, behind))
     built["main"](tvm.runtime.tensor(given), *sides, found)
     assert np.array_equal(found.numpy(), np.pad(given, ((0, 0), (before, behind))))

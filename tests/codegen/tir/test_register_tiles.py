@@ -52,7 +52,7 @@ def _tiles(function: Any) -> list[tuple[int, list[int] | str]]:
     import tvm_ffi
     from tvm import s_tir, tirx
 
-    from forge_pipeline.codegen.tir import register_tiles
+    from forge_pipeline.codegen.tir.lowering import register_tiles
 
     found: list[tuple[int, list[int] | str]] = []
     depth = 0
@@ -92,7 +92,7 @@ BOTH = f"if n >= T.int64(4):\n{_indented(FOURS)}\nelse:\n{_indented(ONES)}"
     ],
 )
 def test_a_tile_is_in_its_loop_and_as_large_as_what_changes_there(body: str, tiles: list[Any]) -> None:
-    from forge_pipeline.codegen.tir.register_tiles import put, taken
+    from forge_pipeline.codegen.tir.lowering.register_tiles import put, taken
 
     before = _kernel(body)
     assert _tiles(before) == [(0, "open")]
@@ -103,7 +103,7 @@ def test_a_tile_is_in_its_loop_and_as_large_as_what_changes_there(body: str, til
 
 
 def test_a_tile_that_is_added_to_by_a_loop_is_outside_of_it() -> None:
-    from forge_pipeline.codegen.tir.register_tiles import taken
+    from forge_pipeline.codegen.tir.lowering.register_tiles import taken
 
     body = """
 for row in range(n // T.int64(4)):
@@ -127,11 +127,11 @@ for row in range(n // T.int64(4)):
 def test_what_is_computed_stays(rows: int) -> None:
     import tvm
 
-    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.lowering import local_buffers, pipeline
     from forge_pipeline.target import Target
 
     with local_buffers.workspaces() as asked:
-        built = local_buffers.build(tvm.IRModule({"main": _kernel(BOTH)}), Target.from_tag("host"))
+        built = pipeline.build(tvm.IRModule({"main": _kernel(BOTH)}), Target.from_tag("host"))
     assert asked == [0]
     given = np.arange(rows * 8, dtype=np.float32).reshape(rows, 8)
     found = tvm.runtime.tensor(np.zeros(rows, np.float32))

@@ -62,7 +62,8 @@ def test_a_loop_that_reads_at_remainders_is_marked_or_written_out(
     import tvm
     from tvm import te
 
-    from forge_pipeline.codegen.tir import local_buffers, rewriting, scalar_loops
+    from forge_pipeline.codegen.tir import rewriting
+    from forge_pipeline.codegen.tir.lowering import pipeline, scalar_loops
     from forge_pipeline.target.spec import resolved
 
     x = te.placeholder((extent, 4), name="x")
@@ -78,6 +79,6 @@ def test_a_loop_that_reads_at_remainders_is_marked_or_written_out(
         return kept[-1]
 
     monkeypatch.setattr(scalar_loops, "kept_scalar", noted)
-    local_buffers.build(schedule.mod, resolved(WIDE))
+    pipeline.build(schedule.mod, resolved(WIDE))
     assert len(rewriting.loops(kept[0].body)) == loops
     assert kept[0].script().count(f'"{scalar_loops.SYMBOL}"') == marks

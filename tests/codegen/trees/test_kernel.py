@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from forge_pipeline.codegen.tir import local_buffers
+from forge_pipeline.codegen.tir.lowering import pipeline
 from forge_pipeline.codegen.trees import kernel as kernels
 from forge_pipeline.codegen.trees.ensemble import read
 from forge_pipeline.codegen.trees.kernel import ROWS, Kernel, kernel_of
@@ -34,7 +34,7 @@ def computed(kernel: Kernel, x: Any) -> Any:
     import tvm
 
     module = tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")})
-    function = local_buffers.build(module, Target.from_tag("host"))["main"]
+    function = pipeline.build(module, Target.from_tag("host"))["main"]
     results = []
     for part in x:
         y = tvm.runtime.tensor(np.full((len(part), kernel.targets), 7, kernel.dtype))

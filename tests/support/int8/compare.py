@@ -70,7 +70,7 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
     from forge_pipeline.codegen.lowering import lower
     from forge_pipeline.codegen.onnx_import.importer import import_model, prepare
     from forge_pipeline.codegen.tiled import PASS_CONFIG
-    from forge_pipeline.codegen.tir import local_buffers
+    from forge_pipeline.codegen.tir.lowering import pipeline
     from forge_pipeline.codegen.tir.math import vector_math
 
     vector_math.install()
@@ -82,5 +82,5 @@ def assembly_of(model: onnx.ModelProto, tag: str, kernel: str = "dense") -> str:
         if isinstance(function, tirx.PrimFunc) and kernel in variable.name_hint
     }
     with target.tvm(), tvm.transform.PassContext(opt_level=3, config=dict(PASS_CONFIG)):
-        built = local_buffers.build(tvm.IRModule(kernels), target)
+        built = pipeline.build(tvm.IRModule(kernels), target)
     return str(built.inspect_source("asm"))
