@@ -54,11 +54,9 @@ def put(function: Any, _module: Any, _context: Any) -> Any:
     def allocate(block: s_tir.SBlock, mutator: Any) -> s_tir.SBlock:
         done = mutator.default_mutate(block)
         tiles = dict(done.annotations).get(TILES)
-        return (
-            done
-            if tiles is None
-            else s_tir.SBlock([], [], [], "", done.body, alloc_buffers=[*done.alloc_buffers, *tiles])
-        )
+        if tiles is None:
+            return done
+        return s_tir.SBlock([], [], [], "", done.body, alloc_buffers=[*done.alloc_buffers, *tiles])
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(s_tir.SBlock, allocate)]))
 
@@ -94,7 +92,7 @@ class _Place(NamedTuple):
         return self.number + sum(min(end, 0) for end in ends), self.number + sum(max(end, 0) for end in ends)
 
     def less(self, least: int, kind: str) -> Any:
-        """Return what changes, from ``least`` on."""
+        """Return what changes, counted from ``least``."""
         total = tirx.const(self.number - least, kind)
         for loop, factor in self.turns:
             total = total + loop.loop_var * tirx.const(factor, kind)
