@@ -8,7 +8,7 @@ For an environment of its own, with torch==2.13.0, onnx, onnxscript and transfor
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,10 +224,13 @@ def export(name: str, path: Path) -> None:
 
 def main() -> None:
     """Write the networks that are named, or all."""
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[2:] or NETWORKS:
-        path = folder / f"{name}.onnx"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where they are written, those that are there are left")
+    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS], metavar="NAME", help=f"of {', '.join(NETWORKS)}")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name in given.names or NETWORKS:
+        path = given.folder / f"{name}.onnx"
         if not path.exists():
             export(name, path)
         print(name, path.stat().st_size >> 20, "MiB")
