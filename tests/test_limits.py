@@ -21,8 +21,13 @@ from tests.support.paths import ROOT
 
 def _laborious() -> onnx.ModelProto:
     """Return products of many sizes, each a kernel of its own: seconds of compiling, whatever the CPU."""
-    weights = {f"w{size}": np.zeros((size, size + 1), np.float32) for size in range(16, 316)}
-    nodes = [helper.make_node("MatMul", [f"x{size}", f"w{size}"], [f"x{size + 1}"]) for size in range(16, 316)]
+    sizes = range(16, 316)
+    weights = {f"w{size}": np.full((size, size + 1), 1 / size, np.float32) for size in sizes}
+    products = [helper.make_node("MatMul", [f"x{size}", f"w{size}"], [f"y{size}"]) for size in sizes]
+    between = [
+        helper.make_node("Relu", [f"y{size}"], [f"x{size + 1}"]) for size in sizes
+    ]  # none is made one with the next
+    nodes = [node for pair in zip(products, between, strict=True) for node in pair]
     ends = [helper.make_tensor_value_info(f"x{size}", onnx.TensorProto.FLOAT, [4, size]) for size in (16, 316)]
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "laborious", ends[:1], ends[1:], tensors)
