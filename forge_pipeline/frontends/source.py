@@ -14,6 +14,7 @@ from forge_pipeline.content import open_plain, open_stream, state_of, was_digest
 from forge_pipeline.digest import CHUNK, digest_file, digest_json
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data import protobuf_wire, rules
+from forge_pipeline.ir.external_data.file_kinds import unreadable
 
 _MARK = b"location"  # the key of every reference to another file: without it, there is no reference to look for
 
@@ -37,12 +38,7 @@ class Source:
             if not self.path.exists() or self.path.is_file():
                 return self._file_digest()
         except OSError as error:
-            raise ModelError(
-                where=str(self.path),
-                expected="a model file that can be read",
-                found=error.strerror or str(error),
-                fix="check the path and its permissions",
-            ) from error
+            raise unreadable(self.path, error) from error
         raise _not_plain(self.path)
 
     def _file_digest(self) -> str:

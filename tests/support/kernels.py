@@ -56,3 +56,26 @@ def of_onnx_runtime(
         None, dict(zip(names, arrays, strict=True))
     )
     return found
+
+
+def allocated(function: Any, note: str = "") -> list[tuple[int, Any]]:
+    """Return, for each buffer that blocks allocate, or have in the annotation ``note``, how many loops it is in."""
+    import tvm_ffi
+    from tvm import s_tir, tirx
+
+    found: list[tuple[int, Any]] = []
+    depth = 0
+
+    def enter(loop: tirx.For, mutator: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        done = mutator.default_mutate(loop)
+        depth -= 1
+        return done
+
+    def block(block: s_tir.SBlock, mutator: Any) -> Any:
+        found.extend((depth, buffer) for buffer in [*block.alloc_buffers, *dict(block.annotations).get(note, [])])
+        return mutator.default_mutate(block)
+
+    tvm_ffi.structural_mutate(function.body, [(tirx.For, enter), (s_tir.SBlock, block)])
+    return found

@@ -97,12 +97,13 @@ def kind_of(path: Path) -> str:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _kind_of_content(head, data, path)
     except OSError as error:
-        raise ModelError(
-            where=str(path),
-            expected="a model file that can be read",
-            found=error.strerror or str(error),
-            fix="check the path and its permissions",
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> ModelError:
+    """Return the error for a model file that the system does not give."""
+    found = error.strerror or str(error)
+    return ModelError(str(path), "a model file that can be read", found, "check the path and its permissions")
 
 
 def _kind_of_content(head: bytes, data: mmap.mmap, path: Path) -> str:

@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from forge_pipeline.content import OpenFile
 from forge_pipeline.errors import ModelError
 from forge_pipeline.ir.external_data import protobuf_wire
-from forge_pipeline.ir.external_data.file_kinds import KINDS, kind_of
+from forge_pipeline.ir.external_data.file_kinds import KINDS, kind_of, unreadable
 from forge_pipeline.ir.external_data.mapped import MappedFile, mapped_file_of, mapped_files, put_inside, refer
 from forge_pipeline.ir.external_data.resolve import ExternalFiles
 from forge_pipeline.ir.tensors import byte_count
@@ -61,12 +61,7 @@ def open_model(path: Path, own: Mapping[str, Path] | None = None) -> OpenModel:
             fix=kind.advice if is_other else "copy or export the model again",
         ) from error
     except OSError as error:
-        raise ModelError(
-            where=str(path),
-            expected="a model file that can be read",
-            found=error.strerror or str(error),
-            fix="check the path and its permissions",
-        ) from error
+        raise unreadable(path, error) from error
     return OpenModel(model=model, external=ExternalFiles(folder=path.parent, own=own or {}), mapped_files=(mapped,))
 
 

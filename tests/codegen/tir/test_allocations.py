@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.kernels import allocated
+
 
 def _kernel(rows: int) -> Any:
     """Return a kernel that doubles a row, adds it up and writes the sums of all rows, twice over."""
@@ -22,26 +24,7 @@ def _kernel(rows: int) -> Any:
 
 
 def _homes(function: Any) -> dict[str, int]:
-    """Return, for each buffer, how many loops its allocation is in."""
-    import tvm_ffi
-    from tvm import s_tir, tirx
-
-    found: dict[str, int] = {}
-    depth = 0
-
-    def enter(loop: tirx.For, mutator: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        done = mutator.default_mutate(loop)
-        depth -= 1
-        return done
-
-    def note(block: s_tir.SBlock, mutator: Any) -> Any:
-        found.update({buffer.name: depth for buffer in block.alloc_buffers})
-        return mutator.default_mutate(block)
-
-    tvm_ffi.structural_mutate(function.body, [(tirx.For, enter), (s_tir.SBlock, note)])
-    return found
+    return {buffer.name: depth for depth, buffer in allocated(function)}
 
 
 def test_a_buffer_of_one_loop_is_in_it_and_one_of_two_stays_outside() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.kernels import allocated
+
 HEAD = """
 n = TypeVar("n")
 @T.prim_func(s_tir=True)
@@ -49,30 +51,15 @@ def _kernel(body: str) -> Any:
 
 def _tiles(function: Any) -> list[tuple[int, list[int] | str]]:
     """Return, for each tile, how many loops it is in and its shape."""
-    import tvm_ffi
-    from tvm import s_tir, tirx
+    from tvm import tirx
 
-    from forge_pipeline.codegen.tir.lowering import register_tiles
+    from forge_pipeline.codegen.tir.lowering.register_tiles import TILES
 
-    found: list[tuple[int, list[int] | str]] = []
-    depth = 0
+    def shape(tile: Any) -> list[int] | str:
+        is_known = all(isinstance(extent, tirx.IntImm) for extent in tile.shape)
+        return [int(extent) for extent in tile.shape] if is_known else "open"
 
-    def enter(loop: tirx.For, mutator: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        done = mutator.default_mutate(loop)
-        depth -= 1
-        return done
-
-    def note(block: s_tir.SBlock, mutator: Any) -> Any:
-        tiles = [*block.alloc_buffers, *dict(block.annotations).get(register_tiles.TILES, [])]
-        for tile in tiles:
-            numbers = all(isinstance(extent, tirx.IntImm) for extent in tile.shape)
-            found.append((depth, [int(extent) for extent in tile.shape] if numbers else "open"))
-        return mutator.default_mutate(block)
-
-    tvm_ffi.structural_mutate(function.body, [(tirx.For, enter), (s_tir.SBlock, note)])
-    return sorted(found, key=str)
+    return sorted(((depth, shape(tile)) for depth, tile in allocated(function, TILES)), key=str)
 
 
 def _indented(body: str) -> str:

@@ -20,6 +20,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Call, TensorLoad
 
 from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.lowering.places import Place, are_same, place_of
 
 SCOPE = "local"
 TILES = "forge.register_tiles"
@@ -76,27 +77,6 @@ Path = tuple[_Step, ...]
 class _Use(NamedTuple):
     path: Path
     places: tuple[Any, ...]
-
-
-class _Place(NamedTuple):
-    """A sum of what does not change while a tile is in use and of multiples of turns of loops, and a number."""
-
-    fixed: list[tuple[Any, int]]
-    turns: list[tuple[Any, int]]
-    """Loops and factors."""
-    number: int
-
-    def range(self) -> tuple[int, int]:
-        """Return the least and the most of what changes."""
-        ends = [factor * (int(loop.extent) - 1) for loop, factor in self.turns]
-        return self.number + sum(min(end, 0) for end in ends), self.number + sum(max(end, 0) for end in ends)
-
-    def less(self, least: int, kind: str) -> Any:
-        """Return what changes, counted from ``least``."""
-        total = tirx.const(self.number - least, kind)
-        for loop, factor in self.turns:
-            total = total + loop.loop_var * tirx.const(factor, kind)
-        return total
 
 
 @dataclass(frozen=True)
@@ -228,16 +208,16 @@ class _Uses(_Walk):
             if step.loop is not None and any(step.loop.loop_var.same_as(turn) for turn in self.summed[buffer]):
                 home = home[:depth]
                 break
-        first: list[_Place] = []
+        first: list[Place] = []
         ranges: list[list[tuple[int, int]]] = []
         for use in uses:
             turns = _turns(use.path[len(home) :])
-            places = [_place(place, turns, self.named) for place in use.places]
+            places = [place_of(place, turns, self.named) for place in use.places]
             known = [place for place in places if place is not None]
             if len(known) < len(places):
                 return None
             first = first or known
-            if not all(_same(one.fixed, other.fixed) for one, other in zip(first, known, strict=True)):
+            if not all(are_same(one.fixed, other.fixed) for one, other in zip(first, known, strict=True)):
                 return None
             ranges.append([place.range() for place in known])
         ends = [(min(low for low, _ in axis), max(high for _, high in axis)) for axis in zip(*ranges, strict=True)]
@@ -288,7 +268,7 @@ class _Placing(_Walk):
         for tile in self.tiles:
             if tile.old.same_as(buffer) and _keys(self.path[: len(tile.home)]) == _keys(tile.home):
                 turns = _turns(self.path[len(tile.home) :])
-                places = [_place(self.composed(place), turns, ()) for place in indices]
+                places = [place_of(self.composed(place), turns, ()) for place in indices]
                 kinds = [str(place.ty.dtype) for place in indices]
                 return tile.new, [
                     place.less(least, kind)
@@ -330,55 +310,3 @@ def _keys(path: Sequence[_Step]) -> list[tuple[int, int]]:
 def _turns(path: Sequence[_Step]) -> dict[Any, Any]:
     """Return the loops of ``path`` by what counts their turns."""
     return {step.loop.loop_var: step.loop for step in path if step.loop is not None}
-
-
-def _place(place: Any, turns: dict[Any, Any], named: Sequence[Any]) -> _Place | None:
-    """Return a place as a sum; None if it is none, or a loop that changes it is not so many turns from zero on."""
-    found = _Place([], [], 0)
-    for term, factor in _terms(place, 1):
-        if isinstance(term, tirx.IntImm):
-            found = found._replace(number=found.number + int(term) * factor)
-        elif term in turns:
-            if not (_is_number(turns[term].min, 0) and isinstance(turns[term].extent, tirx.IntImm)):
-                return None
-            found.turns.append((turns[term], factor))
-        elif any(seen in turns or any(seen.same_as(name) for name in named) for seen in rewriting.variables(term)):
-            return None
-        else:
-            found.fixed.append((term, factor))
-    return found
-
-
-def _terms(sum_: Any, factor: int) -> Iterator[tuple[Any, int]]:
-    """Yield what is added up in ``sum_``, and how often."""
-    if isinstance(sum_, tirx.Add):
-        yield from _terms(sum_.a, factor)
-        yield from _terms(sum_.b, factor)
-    elif isinstance(sum_, tirx.Sub):
-        yield from _terms(sum_.a, factor)
-        yield from _terms(sum_.b, -factor)
-    elif isinstance(sum_, tirx.Mul) and isinstance(sum_.b, tirx.IntImm):
-        yield from _terms(sum_.a, factor * int(sum_.b))
-    elif isinstance(sum_, tirx.Mul) and isinstance(sum_.a, tirx.IntImm):
-        yield from _terms(sum_.b, factor * int(sum_.a))
-    else:
-        yield sum_, factor
-
-
-def _same(one: list[tuple[Any, int]], other: list[tuple[Any, int]]) -> bool:
-    """Return whether two sums are of equal terms."""
-    left = list(other)
-    for term, factor in one:
-        equal = [at for at, (value, count) in enumerate(left) if count == factor and _equal(term, value)]
-        if not equal:
-            return False
-        del left[equal[0]]
-    return not left
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return bool(tvm_ffi.structural_equal(one, other))
-
-
-def _is_number(expression: Any, number: int) -> bool:
-    return isinstance(expression, tirx.IntImm) and int(expression) == number
