@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -119,7 +119,7 @@ class Judge:
             yield drawn[-1]
 
     def _noise(
-        self, feed: Feed, wanted: Mapping[str, np.ndarray], seeds: Iterable[int], before: Mapping[str, Noise]
+        self, feed: Feed, wanted: Mapping[str, np.ndarray], seeds: range, before: Mapping[str, Noise]
     ) -> Mapping[str, Noise]:
         """Return how far each output is moved where roundings fall otherwise; not at all where that cannot be run.
 
@@ -150,7 +150,7 @@ class Judge:
             else:
                 see(self.model, nudged(feed, seed), 2)
                 see(with_nudged_weights(self.model, seed), nudged(feed, seed), 2)
-        if not is_quantized:
+        if not is_quantized and seeds.start == 0:
             see(in_double(self.model), feed_in_double(feed), 2)
         return noise
 
