@@ -7,6 +7,7 @@ nor beside a script, and the empty parts of search paths, which mean that folder
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from forge_pipeline import scratch
 
 _KEPT: Final = frozenset(
     (
@@ -38,6 +41,7 @@ _SECRETS: Final = (
     *("FORGE_PASSWORD", "FORGE_SIGNING_KEY", "FORGE_PKCS11_PIN"),
     *("FORGE_STORE_REMOTE", "FORGE_STORE_REMOTE_OPTIONS"),
 )
+_FOLDER: Final = "forge-process-"
 _SHOWN: Final = 65536  # bytes of standard error that are looked at
 
 
@@ -114,14 +118,24 @@ def run_apart(
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="forge-child-")
+    within = Path(tempfile.gettempdir())
+    _sweep(within)
+    path, lock = scratch.held(_FOLDER, within)
     try:
-        yield path
+        yield str(path)
     finally:
         try:
             os.rmdir(path)  # noqa: PTH106  needs no open file, where there may be none left
         except OSError:
             shutil.rmtree(path)
+        finally:
+            os.close(lock)
+
+
+@functools.cache
+def _sweep(within: Path) -> None:
+    """Remove what processes that were killed left, once."""
+    scratch.sweep(_FOLDER, within)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

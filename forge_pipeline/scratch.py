@@ -51,8 +51,8 @@ def keep_in_memory(tell: Callable[[str], None]) -> None:
             f"or has less than {LEAST >> 20} MiB free; name a folder in memory in TMPDIR"
         )
         return
-    _sweep()
-    place = _made()
+    sweep(_PREFIX, MEMORY)
+    place, _ = held(_PREFIX, MEMORY)  # locked as long as this process lives
     _moves.append(_Move(place, os.getpid(), {name: os.environ.get(name) for name in ("TMPDIR", _USUAL)}))
     os.environ.setdefault(_USUAL, str(present))
     os.environ["TMPDIR"] = tempfile.tempdir = str(place)
@@ -83,20 +83,28 @@ def _is_in_memory(folder: Path) -> bool:
     return next((found[part] for part in (real, *real.parents) if part in found), "") in _IN_MEMORY
 
 
-def _made() -> Path:
-    """Return a new folder, whose lock this process holds as long as it lives."""
+def held(prefix: str, within: Path) -> tuple[Path, int]:
+    """Return a new folder, and the descriptor of its lock: who has that open is alive, and nobody sweeps the folder.
+
+    Where folders cannot be locked nobody sweeps them either. Raises OSError.
+    """
     while True:
-        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY))
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        place = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
+        try:
+            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            os.rmdir(place)  # noqa: PTH106  needs no open file, where there may be none left
+            raise
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         if place.exists():  # nobody swept it before it was locked
-            return place
+            return place, descriptor
         os.close(descriptor)
 
 
-def _sweep() -> None:
-    """Remove the folders of processes that are gone."""
-    for place in MEMORY.glob(f"{_PREFIX}*"):
+def sweep(prefix: str, within: Path) -> None:
+    """Remove the folders that `held` gave to processes of this user that are gone."""
+    for place in within.glob(f"{prefix}*"):
         with suppress(OSError):
             if place.lstat().st_uid != os.getuid():
                 continue

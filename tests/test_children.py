@@ -6,8 +6,10 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import onnx
@@ -18,6 +20,7 @@ from forge_pipeline.errors import TargetError
 from forge_pipeline.target.spec import resolved
 from tests.support.classifier import classifier
 from tests.support.paths import ROOT
+from tests.support.wait import until
 
 MODULES = ("numpy", "tvm", "tvm_ffi", "onnx", "onnxruntime", "torch", "google", "yaml", "pickle", "json", "typing")
 TOOLS = ("nvidia-smi", "nvcc", "zig", "ld.lld")
@@ -86,6 +89,36 @@ def test_a_child_looks_for_modules_and_programs_in_no_current_folder(
     with pytest.raises(TargetError):
         resolved("cuda")  # asks nvidia-smi
     assert not (downloads.parent / "canary").exists()
+
+
+WAITING = """
+import os, sys, time
+open(os.environ["TMPDIR"] + "/file", "w").close()
+print(os.getpid(), file=open(sys.argv[1] + "/new", "w"), flush=True)
+os.replace(sys.argv[1] + "/new", sys.argv[1] + "/pid")
+time.sleep(60)
+"""
+STARTING = "import sys; from forge_pipeline import children; children.run_apart([sys.executable, *sys.argv[1:]], b'')"
+
+
+def test_what_a_killed_process_left_goes_with_the_next_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def left_by_the_next() -> list[Path]:
+        children._sweep.cache_clear()  # as in another process
+        assert children.run_apart(children.python("-c", ""), b"").status == 0
+        return list(tmp_path.glob("forge-process-*"))
+
+    command = [sys.executable, "-c", STARTING, "-c", WAITING, str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}) as killed:
+        until((tmp_path / "pid").exists)
+        (place,) = left_by_the_next()
+        assert (place / "file").exists()
+        killed.kill()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert left_by_the_next() == []
 
 
 def test_no_secret_of_the_environment_reaches_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from tests.support.paths import ROOT
 PACKAGE, TESTS = ROOT / "forge_pipeline", ROOT / "tests"
 
 FLOORS = (
-    {"carrier", "children", "errors", "ffi", "locate", "scratch", "width"},
-    {"config", "content", "limits", "registry", "report"},
+    {"carrier", "errors", "ffi", "locate", "scratch", "width"},
+    {"children", "config", "content", "limits", "registry", "report"},
     {"digest", "exits"},
     {"crypto", "data", "ir", "store"},
     {"frontends", "passes", "relax", "runtime"},

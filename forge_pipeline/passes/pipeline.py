@@ -199,7 +199,7 @@ def apply(
             after(index, run.outcome)
     run.outcome.model = run.current()
     run.outcome.findings, run.outcome.mapped_files = run.graph.findings, tuple(run.graph.mapped_files)
-    run.conclude()
+    run.conclude(model)
     return run.outcome
 
 
@@ -268,23 +268,34 @@ class _Run:
             self.observe(step.name, self.current())
         return changes
 
-    def conclude(self) -> None:
+    def conclude(self, original: onnx.ModelProto) -> None:
         """Check what came out as a whole: valid ONNX, and still the function it was."""
-        import onnx
-
-        from forge_pipeline.ir.external_data.mapped import outline
-
-        try:
-            onnx.checker.check_model(outline(self.outcome.model))
-        except onnx.checker.ValidationError as error:
+        fault = _fault(self.outcome.model)
+        if fault is not None:
+            is_old = fault == _fault(original)
             raise PassError(
-                where="the passes' output",
+                where="the model" if is_old else "the passes' output",
                 expected="a model that the ONNX checker accepts",
-                found=str(error).splitlines()[0],
-                fix="leave out the pass that made it so; `passes bisect` finds it",
-            ) from error
+                found=fault,
+                fix="correct the model: it was so before the first pass"
+                if is_old
+                else "leave out the pass that made it so; `passes bisect` finds it",
+            )
         if self.verifier is not None:
             self.outcome.overall = self.verifier.conclude(self.outcome.model).as_json()
+
+
+def _fault(model: onnx.ModelProto) -> str | None:
+    """Return the first line of what the ONNX checker objects to."""
+    import onnx
+
+    from forge_pipeline.ir.external_data.mapped import outline
+
+    try:
+        onnx.checker.check_model(outline(model))
+    except onnx.checker.ValidationError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 def _same_interface(name: str, model: onnx.ModelProto, graph: Graph) -> None:

@@ -56,6 +56,14 @@ class RenamesOutput(Transformation[NoOptions]):
         return 1
 
 
+class WritesUnknown(Transformation[NoOptions]):
+    """Wrong on purpose: makes an operator one that nobody defines."""
+
+    def call(self, graph: Any) -> int:
+        next(iter(graph.nodes)).op_type = "Unheard"
+        return 1
+
+
 class NeverEnds(Transformation[NoOptions]):
     """Wrong on purpose: always says that it changed something."""
 
@@ -95,6 +103,15 @@ def test_a_wrong_pass_is_caught_and_traced_to_its_node_with_both_models_kept(mod
 def test_a_pass_that_touches_the_interface_is_caught(model: Any) -> None:
     with pytest.raises(PassError, match="outputs y with the types they had, found other"):
         apply(_adds(model), _one(RenamesOutput), None)
+
+
+def test_an_operator_that_nobody_defines_is_the_passes_fault_only_where_they_wrote_it(model: Any) -> None:
+    with pytest.raises(PassError, match=r"(?s)the passes' output: expected.*No Op registered for Unheard.*leave out"):
+        apply(_adds(model), _one(WritesUnknown), None)
+    given = _adds(model)
+    given.graph.node[0].op_type = "Unheard"
+    with pytest.raises(PassError, match=r"(?s)the model: expected.*No Op.*for Unheard.*before the first pass"):
+        apply(given, plan(["remove-dead"], PASSES, where="passes"), None)
 
 
 def test_passes_that_undo_each_other_come_to_an_end(model: Any) -> None:
