@@ -5,6 +5,7 @@ One process a row, since Keras's backend is fixed at its import. A row whose fra
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -241,9 +242,12 @@ ROWS: dict[str, Callable[[], Iterator[Row]]] = {
 
 def main() -> None:
     """Print the whole table, or the rows of one framework."""
-    if len(sys.argv) > 1:
-        for model, way, difference in ROWS[sys.argv[1]]():
-            print(f"| {sys.argv[1]} | {model} | {way} | {difference:.1e} |", flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("framework", nargs="?", choices=ROWS, help="all of them by default")
+    chosen = parser.parse_args().framework
+    if chosen:
+        for model, way, difference in ROWS[chosen]():
+            print(f"| {chosen} | {model} | {way} | {difference:.1e} |", flush=True)
         return
     print("| framework | model | way | largest relative difference |\n|---|---|---|---|", flush=True)
     for framework in ROWS:

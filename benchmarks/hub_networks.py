@@ -5,16 +5,23 @@ For an environment of its own, with torch==2.13.0, onnx, onnxscript and transfor
     python -m benchmarks.hub_networks FOLDER                                   # or names behind it
     python -m benchmarks.latency --models FOLDER/*.onnx --threads 1 --slowest 3
 
-Sizes are fixed. Where a default is too large for a benchmark, fewer layers, words or channels stand in its place.
+Sizes are fixed. Where a default is too large for a benchmark, fewer layers, words or channels stand in its place. With
+`--open` all sizes are open that the exporter leaves so, and a line says what each is measured with:
+
+    python -m benchmarks.hub_networks --open FOLDER | while read name sizes
+    do python -m benchmarks.latency --models FOLDER/$name.onnx --threads 1 --runtimes ours_fixed --size $sizes
+    done
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 import transformers as hub
 from torch import Tensor, nn
@@ -144,15 +151,13 @@ NETWORKS: dict[str, Callable[[], Example]] = {
 }  # fmt: skip
 
 
+AXES = {2: ("batch", "length"), 3: ("batch", "channels", "length"), 4: ("batch", "channels", "height", "width")}
+"""What open sizes of an input of this rank are called."""
+
+
 def export(name: str, path: Path) -> None:
-    """Write a network, by the older exporter where the newer one cannot."""
-    torch.manual_seed(0)
-    network, inputs = NETWORKS[name]()
-    network.eval()
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_var.uniform_(0.5, 1.5)
-            module.running_mean.normal_(0, 0.1)
+    """Write a network of fixed sizes, by the older exporter where the newer one cannot."""
+    network, inputs = _network(name)
     with torch.no_grad():
         try:
             torch.onnx.export(network, inputs, path, dynamo=True, external_data=False, verbose=False)
@@ -160,13 +165,56 @@ def export(name: str, path: Path) -> None:
             torch.onnx.export(network, inputs, path, dynamo=False, opset_version=17)
 
 
+def export_open(name: str, path: Path) -> dict[str, int]:
+    """Write a network of all open sizes that can be had; return what they are in the example, but for the batch."""
+    network, inputs = _network(name)
+    inputs = tuple(torch.cat([tensor, tensor]) for tensor in inputs)  # a size of one is taken for fixed
+    any_size = tuple(dict.fromkeys(range(tensor.ndim), torch.export.Dim.AUTO) for tensor in inputs)
+    shapes = {"inputs": any_size} if isinstance(network, First) else any_size
+    with torch.no_grad():
+        program = torch.onnx.export(network, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    model, sizes = program.model_proto, {}
+    for value, tensor in zip(model.graph.input, inputs, strict=True):
+        for dim, axis, extent in zip(value.type.tensor_type.shape.dim, AXES[tensor.ndim], tensor.shape, strict=True):
+            if dim.dim_param:
+                dim.dim_param, sizes[axis] = axis, int(extent)
+    del model.graph.value_info[:]  # these and outputs have the names before
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+    return {axis: extent for axis, extent in sizes.items() if axis != "batch"}
+
+
+def _network(name: str) -> Example:
+    torch.manual_seed(0)
+    network, inputs = NETWORKS[name]()
+    for module in network.eval().modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.uniform_(0.5, 1.5)
+            module.running_mean.normal_(0, 0.1)
+    return network, inputs
+
+
 def main() -> None:
-    """Write the networks that are named behind the folder, or all."""
-    folder, *names = sys.argv[1:]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for name in names or NETWORKS:
-        export(name, Path(folder) / f"{name}.onnx")
-        print(name, flush=True)
+    """Write the networks that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--open", action="store_true", help="with open sizes")
+    parser.add_argument("folder", type=Path, help="where they are written")
+    parser.add_argument("names", nargs="*", choices=[[], *NETWORKS], metavar="NAME", help=f"of {', '.join(NETWORKS)}")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name in given.names or NETWORKS:
+        path = given.folder / f"{name}.onnx"
+        if not given.open:
+            export(name, path)
+            print(name, flush=True)
+            continue
+        try:
+            sizes = export_open(name, path)
+        except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
+            print(name, "is not exported with open sizes:", str(error).splitlines()[0], file=sys.stderr)
+        else:
+            print(name, *(f"{axis}={extent}" for axis, extent in sizes.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -202,6 +202,7 @@ def _openvino(model: Path, threads: int, given: dict[str, np.ndarray], *, hint: 
 
 RUNTIMES: Mapping[str, Callable[..., Callable[[], Any]]] = {
     "ours": _ours,
+    "ours_fixed": _ours,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
     "openvino_bf16": partial(_openvino, hint="bf16"),
