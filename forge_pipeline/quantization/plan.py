@@ -192,20 +192,30 @@ class _Planner:
         region = [root]
         inside = {id(root)}
         leaves: dict[str, None] = {}
-        for candidate in reversed(self.network.nodes[: self.network.rank[root.output[0]]]):
+        waiting = self._sources(root)
+        while waiting:
+            at = max(waiting)  # all readers of its results have been looked at
+            waiting.remove(at)
+            candidate = self.network.nodes[at]
             if candidate.op_type not in kinds or not self.needed.isdisjoint(candidate.output):
                 continue
             readers = [reader for name in candidate.output for reader in self.network.consumers.get(name, [])]
             is_open = any(id(reader) not in inside for reader in readers)
-            if readers and not is_open and self.network.outputs.isdisjoint(candidate.output):
+            if not is_open and self.network.outputs.isdisjoint(candidate.output):
                 region.append(candidate)
                 inside.add(id(candidate))
+                waiting |= self._sources(candidate)
         produced = {name for member in region for name in member.output}
         for member in region:
             for name in self.network.variables(member):
                 if name not in produced:
                     leaves[name] = None
         return region, list(leaves)
+
+    def _sources(self, node: NodeProto) -> set[int]:
+        """Return the places of the nodes that compute what ``node`` reads."""
+        names = (name for name in self.network.variables(node) if name in self.network.producer)
+        return {self.network.rank[name] for name in names}
 
     def _from_integers(self, name: str) -> bool:
         """Tell whether a value comes out of a product with nothing but moves and elementwise work in between."""

@@ -56,11 +56,10 @@ def entropy(statistics: Statistics, options: Options) -> Range:
     if size <= levels:
         return statistics.low, statistics.high
     magnitudes[0] = magnitudes[1]
-    sums = np.concatenate([[0.0], np.cumsum(magnitudes)])
-    filled = np.concatenate([[0], np.cumsum(magnitudes > 0)])
-    candidates = range(levels, size + 1, max(1, size // 512))
-    best = min(candidates, key=lambda stop: _divergence(magnitudes, sums, filled, levels, stop))
-    cut = size if best == candidates[-1] else best
+    stops = np.arange(levels, size + 1, max(1, size // 512))
+    cut = int(stops[np.argmin(_divergences(magnitudes, levels, stops))])
+    if cut == stops[-1]:
+        cut = size
     return _within(-cut * statistics.width, cut * statistics.width, statistics)
 
 
@@ -71,16 +70,18 @@ def mse(statistics: Statistics, options: Options) -> Range:
     centres, counts = centres[counts > 0], counts[counts > 0]
     low, high = min(statistics.low, 0.0), max(statistics.high, 0.0)
 
-    def error(low: float, high: float) -> float:
-        span = 2 * max(-low, high) if options.symmetric else high - low
-        step = span / options.levels
+    def errors(low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.float64]:  # columns of candidates
+        span = 2 * np.maximum(-low, high) if options.symmetric else high - low
+        rounded = (span / options.levels) ** 2 / 12
         beyond = np.maximum(centres - high, 0.0) + np.maximum(low - centres, 0.0)
-        return float((counts * np.where(beyond > 0, beyond**2, step * step / 12)).sum())
+        summed: NDArray[np.float64] = (np.where(beyond > 0, beyond**2, rounded) * counts).sum(axis=1)
+        return summed
 
-    shares = np.linspace(1.0, 0.3, 71).tolist()  # 1.0 first: at equal error nothing is clipped
+    shares = np.linspace(1.0, 0.3, 71)[:, np.newaxis]  # 1.0 first: at equal error nothing is clipped
+    highs, lows = high * shares, low * shares
     for _ in range(2):  # one end at a time, twice: each depends on the step that the other allows
-        high = min((max(statistics.high, 0.0) * share for share in shares), key=lambda end: error(low, end))
-        low = min((min(statistics.low, 0.0) * share for share in shares), key=lambda end: error(end, high))
+        high = float(highs[np.argmin(errors(np.full_like(highs, low), highs)), 0])
+        low = float(lows[np.argmin(errors(lows, np.full_like(lows, high))), 0])
     return low, high
 
 
@@ -102,16 +103,26 @@ def _magnitudes(statistics: Statistics) -> NDArray[np.float64]:
     return folded[: max(used, 1)]
 
 
-def _divergence(
-    magnitudes: NDArray[np.float64], sums: NDArray[np.float64], filled: NDArray[np.int64], levels: int, stop: int
-) -> float:
-    """D(P || Q) where P is the histogram clipped at bin ``stop`` and Q its quantization to ``levels`` steps."""
-    kept = magnitudes[:stop]
-    p = kept.copy()
-    p[-1] += sums[-1] - sums[stop]
-    bounds = np.arange(levels + 1) * stop // levels
-    mass, occupied = np.diff(sums[bounds]), np.diff(filled[bounds])
-    q = np.repeat(mass / np.maximum(occupied, 1), np.diff(bounds)) * (kept > 0)
-    some = p > 0
-    p, q = p / sums[-1], q / max(float(q.sum()), 1e-30)
-    return float((p[some] * np.log(p[some] / np.maximum(q[some], 1e-9))).sum())
+def _divergences(magnitudes: NDArray[np.float64], levels: int, stops: NDArray[np.int64]) -> NDArray[np.float64]:
+    """D(P || Q) of each of ``stops``: P is the histogram clipped at that bin, Q its quantization to ``levels`` steps.
+
+    Within a step Q is the same in all bins that are not empty, so that sums over bins are differences of running sums.
+    """
+    total = magnitudes.sum()
+    sums = np.concatenate([[0.0], np.cumsum(magnitudes)])
+    filled = np.concatenate([[0], np.cumsum(magnitudes > 0)])
+    negentropies = np.concatenate([[0.0], np.cumsum(_negentropy(magnitudes / total))])
+    bounds = np.arange(levels + 1) * stops[:, np.newaxis] // levels
+    masses, occupied = np.diff(sums[bounds]), np.diff(filled[bounds])
+    logs = np.log(np.maximum(masses / np.maximum(occupied, 1) / np.maximum(sums[stops], 1e-30)[:, np.newaxis], 1e-9))
+    last, clipped = magnitudes[stops - 1] / total, (total - sums[stops]) / total
+    own = negentropies[stops - 1] + _negentropy(last + clipped)
+    beyond = clipped * np.where(last > 0, logs[:, -1], np.log(1e-9))
+    divergences: NDArray[np.float64] = own - (masses / total * logs).sum(axis=1) - beyond
+    return divergences.round(9)  # CPUs round logarithms differently
+
+
+def _negentropy(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """x log x, 0 at 0."""
+    terms: NDArray[np.float64] = shares * np.log(np.where(shares > 0, shares, 1.0))
+    return terms
