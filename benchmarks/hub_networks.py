@@ -173,11 +173,13 @@ def export_open(name: str, path: Path) -> dict[str, int]:
     shapes = {"inputs": any_size} if isinstance(network, First) else any_size
     with torch.no_grad():
         program = torch.onnx.export(network, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
-    model, sizes = program.model_proto, {}
+    model = program.model_proto
+    sizes: dict[str, int] = {}
     for value, tensor in zip(model.graph.input, inputs, strict=True):
         for dim, axis, extent in zip(value.type.tensor_type.shape.dim, AXES[tensor.ndim], tensor.shape, strict=True):
             if dim.dim_param:
-                dim.dim_param, sizes[axis] = axis, int(extent)
+                name = axis if sizes.get(axis, extent) == extent else f"{axis}_{extent}"
+                dim.dim_param, sizes[name] = name, int(extent)
     del model.graph.value_info[:]  # these and outputs have the names before
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")

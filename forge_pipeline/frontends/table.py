@@ -46,6 +46,7 @@ _KERAS: Final = Frontend(
 
 FRONTENDS: dict[str, Frontend] = {
     "onnx": Frontend(module=None, packages={}),
+    "ort": Frontend(module="forge_pipeline.frontends.ort", packages={"onnxruntime": "onnxruntime"}),
     "pt2": Frontend(module="forge_pipeline.frontends.torch", packages=_TORCH, extra="torch"),
     "torchscript": Frontend(
         module="forge_pipeline.frontends.torchscript", packages=_TORCH, extra="torch", declares=True

@@ -13,7 +13,7 @@ STAGES = Registry(
         stage.name: stage
         for stage in (
             Stage(
-                name="load", version=10, takes={"source": "source"}, gives="model",
+                name="load", version=11, takes={"source": "source"}, gives="model",
                 tools=("onnx",), per_target=False, folder="shared/load",
             ),
             Stage(

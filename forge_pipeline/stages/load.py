@@ -59,6 +59,7 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.labels import labels_of
     from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
+    from forge_pipeline.ir.sizes.contradictions import told_apart
     from forge_pipeline.ir.traversal import every_node
     from forge_pipeline.passes.verification.sized import sized
 
@@ -80,6 +81,7 @@ def run(config: Config, source: Source) -> Result:
         raise
     faults += checks.refusal_of(lambda: checks.check_operators(form, {**written.why, **kept(model)}))
     checks.raise_together(faults)
+    form, renamed = told_apart(form)
     size = sum(weight.size for weight in form.weights)
     if left:
         form = sized(form, left, max_value_bytes=config.max_value_bytes)
@@ -102,6 +104,10 @@ def run(config: Config, source: Source) -> Result:
         "defaults_made_constant": checks.defaulted_inputs(model),
         "labels": labels_of(result),
         "names": dict(form.names),
+        "notes": [
+            f"axis {axis} of input {name!r} is called {extent!r}: it cannot be as long as the file says"
+            for (name, axis), extent in renamed.items()
+        ],
     }
     return Result(output=module, report=report)
 

@@ -49,6 +49,7 @@ KINDS: Final = {
         title="a TensorFlow Lite model",
         advice="convert it with `python -m tf2onnx.convert --tflite MODEL --output model.onnx --opset 18`",
     ),
+    "ort": Kind(title="a model in ONNX Runtime's format (.ort)", advice="give the ONNX file that it was made from"),
     "savedmodel": Kind(
         title="a TensorFlow SavedModel folder",
         advice="convert it with `python -m tf2onnx.convert --saved-model DIR --output model.onnx --opset 18`",
@@ -75,6 +76,7 @@ _MAGIC: Final[tuple[tuple[int, bytes, str], ...]] = (
     (0, b"\x89MLENC\r\n", "sealed"),
     (0, b"\x89HDF\r\n\x1a\n", "hdf5"),
     (4, b"TFL3", "tflite"),
+    (4, b"ORTM", "ort"),
     (0, b"GGUF", "gguf"),
     (0, b"\x93NUMPY", "npy"),
     (0, b"\x1f\x8b", "gzip"),

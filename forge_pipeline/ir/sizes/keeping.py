@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from forge_pipeline.ir.sizes.encoding import from_json
-from forge_pipeline.ir.sizes.expression import Overgrown, evaluate, names
+from forge_pipeline.ir.sizes.expression import Overgrown, Whole, evaluate, names
 
 
 def call_sizes(
@@ -27,7 +27,12 @@ def keeping(constraints: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, 
 
     One that names others may hold.
     """
-    rows = [(from_json(row["size"]), row["at_least"]) for row in constraints]
+    return holding((from_json(row["size"]), row["at_least"]) for row in constraints)
+
+
+def holding(demands: Iterable[tuple[Whole, bool]]) -> Callable[[Mapping[str, int]], bool]:
+    """Return what `keeping` does, of sizes that must be 0, or with True must not be negative."""
+    rows = list(demands)
 
     def keeps(sizes: Mapping[str, int]) -> bool:
         try:

@@ -12,6 +12,8 @@ from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from forge_pipeline.errors import ForgeError
 from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.ir.sizes.analysis import analyse
+from forge_pipeline.ir.sizes.keeping import holding
 from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.contract import Arrays
 from forge_pipeline.passes.graph import Array
@@ -58,7 +60,7 @@ def made_up(
 ) -> MadeUp:
     """Return inputs that ``run``, which is of ``model``, takes: finite results are preferred to others.
 
-    Sizes that do not suit are left out.
+    Sizes that do not suit are left out; of those that do, the ones that every branch takes come first.
 
     Raises what ONNX Runtime said to the first of them where it takes none of those that are tried, and Unsupported
     where none is to be tried.
@@ -69,7 +71,11 @@ def made_up(
     free = _has_free_integers(inputs, tops)
     refusal: ForgeError | None = None
     second: MadeUp | None = None
-    for sizes in filter(suits, candidates(inputs, preferred)) if suits else candidates(inputs, preferred):
+    tried: Iterable[dict[str, int]] = candidates(inputs, preferred)
+    if suits is not None:
+        in_branches = holding((row.size, row.at_least) for row in analyse(model).constraints if row.graph)
+        tried = sorted(filter(suits, tried), key=in_branches, reverse=True)
+    for sizes in tried:
         for top in TOPS if free else TOPS[:1]:
             try:
                 feeds: list[Arrays] = list(_samples(inputs, sizes, tops, top, divisors, kinds))

@@ -58,6 +58,7 @@ CONTENTS = {
     "pickle": pickle.dumps({"weight": [1.0]}),
     "hdf5": b"\x89HDF\r\n\x1a\n" + bytes(100),
     "tflite": b"\x1c\0\0\0TFL3" + bytes(100),
+    "ort": b"\x1c\0\0\0ORTM" + bytes(100),
     "elf": b"\x7fELF\x02\x01\x01" + bytes(100),
     "sealed": b"\x89MLENC\r\n" + bytes(100),
     "gguf": b"GGUF\x03\0\0\0" + bytes(10),

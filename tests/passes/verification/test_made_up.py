@@ -60,6 +60,27 @@ def decoder(total: str) -> onnx.ModelProto:
     return model_of(nodes, inputs, {"two": np.array([2])})
 
 
+def test_sizes_that_every_branch_takes_come_first() -> None:
+    branches = []
+    for kind in ("Add", "Sub"):  # frames, of which each has 384 samples of the mask
+        nodes = [
+            helper.make_node("Slice", ["mask", "zero", "far", "one", "step"], ["each"]),
+            helper.make_node(kind, ["frames", "each"], ["r"]),
+        ]
+        branches.append(helper.make_graph(nodes, kind, [], [helper.make_empty_tensor_value_info("r")]))
+    node = helper.make_node("If", ["flag"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs: dict[str, tuple[int, list[Any]]] = {
+        "frames": (FLOAT, ["batch", "length"]),
+        "mask": (FLOAT, ["batch", "samples"]),
+        "flag": (TensorProto.BOOL, [1]),
+    }
+    weights = {"zero": [0], "one": [1], "far": [1 << 62], "step": [384]}
+    model = model_of([node], inputs, {name: np.int64(value) for name, value in weights.items()})
+    run = Interpreter(model)
+    assert made_up(model, run, Preferred(), KINDS).sizes["length"] == 3  # ONNX Runtime broadcasts one sample
+    assert made_up(model, run, Preferred(), KINDS, suits=lambda _: True).sizes["length"] == 1
+
+
 @pytest.mark.parametrize("total", ["total", "past_length + length"])
 def test_an_extent_that_is_the_sum_of_others_is_found(total: str) -> None:
     model = decoder(total)
