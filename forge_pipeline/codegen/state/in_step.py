@@ -18,7 +18,7 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from forge_pipeline.codegen.state.views import whole
-from forge_pipeline.ir.dims import with_sizes
+from forge_pipeline.ir.dims import open_extents, with_sizes
 from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.passes.nodes import topological
 
@@ -51,7 +51,8 @@ def in_step(model: onnx.ModelProto) -> InStep:
     lengths = _lengths(made)
     _call_alike(made, lengths)
     known = analyse(made).equalities if lengths else {}
-    sizes = {name: size for name, size in known.items() if isinstance(size, int) and name not in lengths}
+    open_ = set(open_extents(made.graph.input)).difference(lengths)  # others of what is known are parts of sizes
+    sizes = {name: size for name, size in known.items() if isinstance(size, int) and name in open_}
     return InStep(model=with_sizes(made, sizes), told=told, lengths=frozenset(lengths), sizes=sizes)
 
 

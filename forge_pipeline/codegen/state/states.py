@@ -53,7 +53,7 @@ def states_of(model: onnx.ModelProto, wanted: Mapping[str, str] | str | None, mo
     if isinstance(wanted, str):
         if wanted != AUTO:
             raise ConfigError(WHERE, "auto, null, or the output of each input that is state", repr(wanted), "give auto")
-        pairs = dict(_named(model, inputs, outputs))
+        pairs = _kept(model, inputs, dict(_named(model, inputs, outputs)))
         if not pairs:
             raise ConfigError(
                 where=f"{WHERE}={AUTO}",
@@ -112,6 +112,15 @@ def _named(
     for name, others in found.items():
         if len(others) == 1 and taken.count(others[0]) == 1:
             yield name, others[0]
+
+
+def _kept(model: onnx.ModelProto, inputs: Mapping[str, ValueInfoProto], pairs: Mapping[str, str]) -> Mapping[str, str]:
+    """Return ``pairs`` without those of open sizes that do not grow, where others do: keys of what a decoder reads."""
+    growing = {name for name, other in pairs.items() if _appended(model, name, other) is not None}
+    if not growing:
+        return pairs
+    fixed = {name for name in pairs if all(isinstance(extent, int) for extent in _shape(inputs[name]))}
+    return {name: other for name, other in pairs.items() if name in growing | fixed}
 
 
 def _successors(name: str) -> list[str]:

@@ -14,12 +14,14 @@ def call_sizes(
     free: Iterable[str], given: Mapping[str, int], before: int, count: int, keeps: Callable[[Mapping[str, int]], bool]
 ) -> Iterator[dict[str, int]]:
     """Yield sizes that a library takes for a call of ``count`` tokens behind ``before``: ``given``, and of the ``free``
-    extents each that many, or all there are then."""
+    extents each that many, or all there are then; behind these, some of them 1, such as frames that are listened to."""
     names = [name for name in dict.fromkeys(free) if name not in given]
-    for choice in itertools.product((count, before + count), repeat=len(names)):
-        found = {**given, **dict(zip(names, choice, strict=True))}
-        if keeps(found):
-            yield found
+    likely = (count, before + count)
+    for sizes in (likely, (*likely, 1)):
+        for choice in itertools.product(dict.fromkeys(sizes), repeat=len(names)):
+            found = {**given, **dict(zip(names, choice, strict=True))}
+            if (sizes is likely or 1 in choice) and keeps(found):
+                yield found
 
 
 def keeping(constraints: Iterable[Mapping[str, Any]]) -> Callable[[Mapping[str, int]], bool]:

@@ -142,6 +142,22 @@ def test_padding_would_be_kept() -> None:
         Engine(kept(counter()).to_bytes(), pad=True)
 
 
+def test_keys_of_what_a_decoder_listens_to_are_the_callers() -> None:
+    model = decoder()
+    found = states_of(model, "auto", 32)
+    ports = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2, "frames", 4])
+        for name in ("past.9.encoder.key", "present.9.encoder.key")
+    ]
+    model.graph.input.append(ports[0])
+    model.graph.output.append(ports[1])
+    model.graph.node.append(onnx.helper.make_node("Identity", [ports[0].name], [ports[1].name]))
+    assert states_of(model, "auto", 32) == found
+    assert len(found) == 4
+    with pytest.raises(CompileError, match="a Concat that puts new entries behind"):
+        states_of(model, {ports[0].name: ports[1].name}, 32)
+
+
 @pytest.mark.parametrize(
     ("wanted", "kind", "message"),
     [
