@@ -151,8 +151,9 @@ NETWORKS: dict[str, Callable[[], Example]] = {
 }  # fmt: skip
 
 
-AXES = {2: ("batch", "length"), 3: ("batch", "channels", "length"), 4: ("batch", "channels", "height", "width")}
-"""What open sizes of an input of this rank are called."""
+CHANNELS = "channels"
+AXES = {2: ("batch", "length"), 3: ("batch", CHANNELS, "length"), 4: ("batch", CHANNELS, "height", "width")}
+"""What the axes of an input of this rank are called; all but channels are open, where they can be."""
 
 
 def export(name: str, path: Path) -> None:
@@ -169,7 +170,10 @@ def export_open(name: str, path: Path) -> dict[str, int]:
     """Write a network of all open sizes that can be had; return what they are in the example, but for the batch."""
     network, inputs = _network(name)
     inputs = tuple(torch.cat([tensor, tensor]) for tensor in inputs)  # a size of one is taken for fixed
-    any_size = tuple(dict.fromkeys(range(tensor.ndim), torch.export.Dim.AUTO) for tensor in inputs)
+    any_size = tuple(
+        {axis: torch.export.Dim.AUTO for axis, name in enumerate(AXES[tensor.ndim]) if name != CHANNELS}
+        for tensor in inputs
+    )
     shapes = {"inputs": any_size} if isinstance(network, First) else any_size
     with torch.no_grad():
         program = torch.onnx.export(network, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
