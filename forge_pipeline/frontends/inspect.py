@@ -15,6 +15,7 @@ from forge_pipeline.ir.external_data.resolve import within_reach
 from forge_pipeline.ir.ml.to_standard import written_out
 from forge_pipeline.ir.onnx_module import MAX_SHOWN_BYTES
 from forge_pipeline.ir.qdq.to_standard import in_standard, kept
+from forge_pipeline.ir.sequence_outputs import with_tensors_apart
 from forge_pipeline.ir.type_inference import check_types, complete_outputs
 
 
@@ -25,7 +26,7 @@ def inspect(source: Source) -> dict[str, Any]:
     damaged, unsafe or no model.
     """
     imported = import_model(source)
-    written = written_out(within_reach(imported.model, imported.external))
+    written = written_out(with_tensors_apart(within_reach(imported.model, imported.external)))
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=1, max_opset=onnx.defs.onnx_opset_version())
     model = checks.with_outputs_apart(checks.with_own_opset(model, max_opset=onnx.defs.onnx_opset_version()))

@@ -60,6 +60,7 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
     from forge_pipeline.ir.sizes.contradictions import told_apart
+    from forge_pipeline.ir.sequence_outputs import with_tensors_apart
     from forge_pipeline.ir.traversal import every_node
     from forge_pipeline.passes.verification.sized import sized
 
@@ -67,7 +68,8 @@ def run(config: Config, source: Source) -> Result:
     sizes = {name: size for name, size in config.dims.items() if isinstance(size, int)}
     imported = import_model(source, inputs=config.inputs, limits=limits, sizes=sizes)
     left = {name: size for name, size in config.dims.items() if name not in imported.notes.get("sizes", {})}
-    written = written_out(with_values(within_reach(imported.model, imported.external), config.values))
+    given = with_values(within_reach(imported.model, imported.external), config.values)
+    written = written_out(with_tensors_apart(given))
     model = in_standard(written.model)
     checks.check_versions(model, min_opset=config.min_opset, max_opset=config.max_opset)
     model = checks.with_outputs_apart(checks.with_own_opset(model, max_opset=config.max_opset))

@@ -74,6 +74,43 @@ def test_a_loaded_model_is_canonical_and_keeps_the_original_names_in_its_report(
     canonical_json(result.report)
 
 
+def with_a_sequence(*nodes, name="scores"):
+    result = model(helper.make_node("Neg", ["x"], ["other"]), helper.make_node("Relu", ["x"], ["y"]), *nodes)
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, None))
+    result.graph.output.insert(0, helper.make_value_info(name, kind))
+    return result
+
+
+SEQUENCES = {
+    "constructed": [helper.make_node("SequenceConstruct", ["y", "other"], ["scores"])],
+    "grown": [
+        helper.make_node("SequenceEmpty", [], ["none"]),
+        helper.make_node("SequenceInsert", ["none", "y"], ["one"]),
+        helper.make_node("SequenceInsert", ["one", "other"], ["two"]),
+        helper.make_node("Identity", ["two"], ["scores"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("nodes", SEQUENCES.values(), ids=SEQUENCES)
+def test_an_output_that_is_a_sequence_becomes_one_for_each_of_its_tensors(loaded, tmp_path, nodes):
+    """Classifiers of several targets give their scores so."""
+    given = with_a_sequence(*nodes)
+    result = loaded(given)
+    assert result.output.output_names == ["scores_0", "scores_1", "y"]
+    assert result.output.output_shapes == [("N", 4)] * 3
+    assert result.report["operators"] == {"Identity": 2, "Neg": 1, "Relu": 1}
+    found = result.output.get_inference_function()(np.array([[1, -2, 3, -4]], np.float32))
+    assert [array.tolist() for array in found] == [[[1, 0, 3, 0]], [[-1, 2, -3, 4]], [[1, 0, 3, 0]]]
+    onnx.save(given, tmp_path / "it.onnx")
+    assert inspect(Source(tmp_path / "it.onnx"))["fingerprint"] == result.output.fingerprint
+
+
+def test_a_sequence_of_a_length_that_data_decides_is_refused_as_an_output(loaded):
+    with pytest.raises(ModelError, match="output 'scores': expected a tensor, found sequence_type"):
+        loaded(with_a_sequence(helper.make_node("SplitToSequence", ["x"], ["scores"], axis=0)))
+
+
 def test_equal_models_give_equal_bytes(loaded):
     first, second = relu(), relu()
     second.graph.node[0].name, second.producer_name = "other", "somebody"

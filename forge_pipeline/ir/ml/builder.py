@@ -10,7 +10,9 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
+from forge_pipeline.ir.contrib.writer import MICROSOFT
 from forge_pipeline.ir.external_data.mapped import array_of
+from forge_pipeline.ir.ml import foreign
 from forge_pipeline.ir.values import unused
 
 Array = np.ndarray[Any, Any]
@@ -106,14 +108,18 @@ class Builder:
         self.types |= self._inferred(node)
 
     def _inferred(self, node: NodeProto) -> dict[str, TypeProto]:
+        names = [name for name in node.input if name in self.types]
+        types = {name: self.types[name] for name in names}
+        small = {name: self.tensors[name] for name in names if name in self.tensors and self._is_small(name)}
+        if node.domain == MICROSOFT:
+            return foreign.results_of(node, self.opset, types, small)
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opsets.get(node.domain, 1), node.domain)
-            names = [name for name in node.input if name in self.types]
             found: dict[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
                 schema,
                 node,
-                {name: self.types[name] for name in names},
-                {name: self.tensors[name] for name in names if name in self.tensors and self._is_small(name)},
+                types,
+                small,
                 opset_imports=[helper.make_opsetid(domain, version) for domain, version in self.opsets.items()],
                 ir_version=10,
             )

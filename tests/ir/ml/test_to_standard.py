@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from forge_pipeline.ir.canonical import canonical_model
 from forge_pipeline.ir.labels import labels_of
 from forge_pipeline.ir.ml.to_standard import KEPT, RULES, written_out
+from forge_pipeline.ir.qdq.to_standard import in_standard
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from tests.support.forests import ML, Forest, as_doubles, model_of
 from tests.support.sums import assert_close
@@ -323,6 +324,26 @@ def test_text_is_the_number_of_a_word_from_input_to_output() -> None:
     made = check(model, texts)
     assert labels_of(made)["a"] == {"values": ["yew", "ash", "oak"]}
     assert labels_of(made)["word"] == {"values": ["none", "is yew", "is ash"]}
+
+
+def test_distances_of_onnx_runtime_may_stand_before_such_operators() -> None:
+    """Neighbours by CDist: what it gives is known, though it is written out later."""
+    nodes = [
+        helper.make_node("Scaler", ["x"], ["scaled"], domain=ML, offset=[0.5], scale=[2.0]),
+        helper.make_node("CDist", ["scaled", "rows"], ["far"], domain="com.microsoft", metric="euclidean"),
+        helper.make_node("TopK", ["far", "three"], ["least", "near"], axis=1, largest=0),
+        helper.make_node("Flatten", ["near"], ["flat"]),
+        helper.make_node("ArrayFeatureExtractor", ["labels", "flat"], ["y"], domain=ML),
+    ]
+    constants = {"rows": ROWS[:5], "three": np.array([3]), "labels": np.arange(5, dtype=np.float32) ** 2}
+    model = model_of(nodes, {"x": (FLOAT, ["n", 4])}, {"y": FLOAT}, constants=constants)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    written = written_out(model)
+    assert not written.why
+    assert {node.domain for node in written.model.graph.node} == {"", "com.microsoft"}
+    feeds = {"x": ROWS[:1]}
+    found = Interpreter(canonical_model(in_standard(written.model)))(feeds)["y"]
+    assert_close(found, run(model, feeds)["y"], within=0)
 
 
 def test_a_model_without_such_operators_is_left_as_it_is() -> None:
