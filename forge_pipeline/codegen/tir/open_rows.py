@@ -2,7 +2,8 @@
 
 LLVM has to prove that a value which all of a row reads is not written in it, and leaves what is over at a row's end to
 a loop over single numbers, of which each takes as long as a vector where the function is dear. Here the last vector is
-moved back to end with the row: it computes a few numbers once more.
+moved back to end with the row: it computes a few numbers once more. A kernel's own buffers may share their memory, so
+that these numbers would be computed from themselves: there the last vector has only what is over.
 """
 
 from __future__ import annotations
@@ -49,17 +50,22 @@ def vectorize(sch: Schedule, row: LoopRV, lanes: int) -> None:
 
 def by_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a scheduled kernel whose marked rows go by vectors."""
+    root = function.body
+    own = list(root.block.alloc_buffers) if isinstance(root, s_tir.SBlockRealize) else []
 
     def mutate(loop: tirx.For, mutator: Any) -> Any:
         if ROW not in loop.annotations:
             return mutator.default_mutate(loop)
-        return _by_vectors(loop, int(loop.annotations[ROW])) or loop
+        return _by_vectors(loop, int(loop.annotations[ROW]), own) or loop
 
     return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)]))
 
 
-def _by_vectors(loop: tirx.For, lanes: int) -> Any:
-    """Return the loops over a row's vectors; None where its numbers do not lie one after the other."""
+def _by_vectors(loop: tirx.For, lanes: int, own: list[Any]) -> Any:
+    """Return the loops over a row's vectors; None where its numbers do not lie one after the other.
+
+    ``own`` are the buffers of the kernel: TVM gives a result the memory of an operand that is read nowhere else.
+    """
     realize = loop.body
     if not isinstance(realize, s_tir.SBlockRealize) or rewriting.conjuncts(realize.predicate):
         return None
@@ -74,16 +80,24 @@ def _by_vectors(loop: tirx.For, lanes: int) -> Any:
         return None
     kind, extent = loop.loop_var.ty.dtype, loop.extent
 
-    def vector(first: Any) -> Any:
+    def vector(first: Any, count: Any = lanes) -> Any:
         lane = tirx.Var("lane", kind)
         value = rewriting.substitute(store, lambda seen: first + lane if seen.same_as(loop.loop_var) else None)
-        return tirx.For(lane, 0, lanes, tirx.ForKind.VECTORIZED, value)
+        is_sized = isinstance(count, int | tirx.IntImm)
+        return tirx.For(lane, 0, count, tirx.ForKind.VECTORIZED if is_sized else tirx.ForKind.SERIAL, value)
 
     turn = tirx.Var("turn", kind)
     whole = tirx.For(turn, 0, extent // lanes, tirx.ForKind.SERIAL, vector(turn * lanes))
-    last = tirx.IfThenElse(extent % lanes > 0, vector(extent - lanes), None)
+    rest = extent % lanes
+    may_share = _are_of(realize.block.writes, own) and _are_of(realize.block.reads, own)
+    last = tirx.IfThenElse(rest > 0, vector(extent - rest, rest) if may_share else vector(extent - lanes), None)
     plain = tirx.For(loop.loop_var, loop.min, extent, loop.kind, realize)
     return tirx.IfThenElse(extent >= lanes, tirx.SeqStmt([whole, last]), plain)
+
+
+def _are_of(regions: Any, buffers: list[Any]) -> bool:
+    """Return whether one of some regions is of one of some buffers."""
+    return any(region.source.same_as(buffer) for region in regions for buffer in buffers)
 
 
 def _divides(place: Any) -> bool:
