@@ -59,8 +59,8 @@ def run(config: Config, source: Source) -> Result:
     from forge_pipeline.ir.labels import labels_of
     from forge_pipeline.ir.ml.to_standard import written_out
     from forge_pipeline.ir.qdq.to_standard import in_standard, kept
-    from forge_pipeline.ir.sizes.contradictions import told_apart
     from forge_pipeline.ir.sequence_outputs import with_tensors_apart
+    from forge_pipeline.ir.sizes.contradictions import told_apart
     from forge_pipeline.ir.traversal import every_node
     from forge_pipeline.passes.verification.sized import sized
 
