@@ -217,6 +217,8 @@ class _Writer:
             name = node.output[0]
             if name not in activations or name in self.network.outputs or node.op_type not in ("Relu", "Clip"):
                 continue
+            if any(name not in reader.input for reader in self.network.consumers.get(name, [])):
+                continue  # a branch or the body of a loop reads it as it is
             bounds = _clip_bounds(node, self.network)
             if bounds is not None and node.input[0] not in activations:
                 ends = quantize(np.array(bounds), activations[name], self.scheme.activation)

@@ -138,6 +138,31 @@ def test_transposed_and_grouped_convolutions_have_a_scale_per_output_channel(par
     assert sqnr(net, model, feeds) > 30.0
 
 
+def test_an_activation_that_a_branch_reads_is_computed(parse: Parse) -> None:
+    draw = np.random.default_rng(0)
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[1, 4, 5, 5] x, bool c) => (float[1, 4, 5, 5] y, float[1, 4, 5, 5] z)
+        {
+            a = Conv(x, w)
+            r = Relu(a)
+            y = Conv(r, w)
+            z = If(c) <then_branch = b () => (float[1, 4, 5, 5] t) { t = Neg(r) },
+                       else_branch = d () => (float[1, 4, 5, 5] e) { e = Identity(r) }>
+        }""",
+        {"w": draw.normal(size=(4, 4, 1, 1)).astype(np.float32)},
+    )
+    feeds: list[Feed] = [
+        {"x": draw.normal(size=(1, 4, 5, 5)).astype(np.float32), "c": np.array(case)} for case in (False, True)
+    ]
+    model, report = quantize_statically(settings(), net, learn(net, feeds))
+    onnx.checker.check_model(model.mod, full_check=True)
+    assert report["fused_activations"] == 0
+    for feed in feeds:
+        exact, found = Interpreter(net.mod)(feed)["z"], Interpreter(model.mod)(feed)["z"]
+        np.testing.assert_allclose(found, exact, atol=0.1)
+
+
 def test_a_layer_kept_in_float_keeps_its_weights(net: ONNXModule, ranges: Ranges) -> None:
     model, report = quantize_statically(settings(keep_float=["Conv_2"]), net, ranges)
     assert "w1" in {tensor.name for tensor in model.mod.graph.initializer}
