@@ -157,7 +157,7 @@ def scheme_of(config: Config) -> Scheme:
 def plan_for(network: Network, config: Config) -> Plan:
     """Plan; ConfigError for an unknown layer in ``keep_float``, ModelError where nothing is left to quantize."""
     check_layers(network, config.keep_float, PRODUCTS)
-    plan = make_plan(network, config.keep_float)
+    plan = make_plan(network, config.keep_float, has_weights=config.method == "dynamic")
     if not plan.products:
         raise ModelError(
             where=f"quantize.method={config.method}",

@@ -56,12 +56,17 @@ class Plan:
         return {leader: tuple(members) for leader, members in found.items()}
 
 
-def make_plan(network: Network, keep_float: Collection[str] = ()) -> Plan:
-    """Plan for all products but those in ``keep_float`` (names of layers)."""
+def make_plan(network: Network, keep_float: Collection[str] = (), *, has_weights: bool = False) -> Plan:
+    """Plan for all products but those in ``keep_float`` (names of layers).
+
+    ``has_weights``: products of two computed operands stay in float too.
+    """
     skipped, products = {}, {}
     for node in network.nodes:
         if node.op_type in PRODUCTS and node.domain in ("", "ai.onnx"):
             reason = "asked for" if layer(node) in keep_float else _obstacle(network, node)
+            if reason is None and has_weights and network.constants.keys().isdisjoint(node.input[:2]):
+                reason = "both its operands are computed"
             if reason is None:
                 products[node.output[0]] = node
             else:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
+import pytest
+import yaml
 
+from forge_pipeline.config import bind
 from forge_pipeline.data import Feed
+from forge_pipeline.errors import ModelError
 from forge_pipeline.ir import ONNXModule
 from forge_pipeline.ir.batch_size import with_batch_size
 from forge_pipeline.ir.reference.interpreter import Interpreter
+from forge_pipeline.locate import conf_dir
+from forge_pipeline.quantization.build import quantize_dynamically
 from forge_pipeline.quantization.dynamic import quantize_dynamic
 from forge_pipeline.quantization.integers import INTEGERS
 from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.plan import make_plan
+from forge_pipeline.quantization.settings import Config
 from forge_pipeline.quantization.weights import WeightScheme
 
+Parse = Callable[..., ONNXModule]
+STATIC = yaml.safe_load((conf_dir() / "quantize" / "static.yaml").read_text())
+SETTINGS = bind(Config, {**STATIC, "method": "dynamic"}, where="quantize")
 SCHEME = WeightScheme(kind=INTEGERS["int8"], limit=127, per_channel=True)
 
 
@@ -48,3 +60,26 @@ def test_tvm_computes_what_onnx_runtime_does(net: ONNXModule, feeds: list[Feed])
     for feed in feeds[:5]:
         found = machine["main"](tvm.runtime.tensor(feed["image"])).numpy()
         np.testing.assert_allclose(found, reference(feed)["scores"], atol=2e-2)
+
+
+def test_a_product_of_two_activations_is_named_as_one_in_float(parse: Parse) -> None:
+    weights = {"w": np.ones((4, 4), np.float32)}
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[4, 4] x) => (float[4, 4] y) { a = MatMul(x, w) y = MatMul(a, x) }""",
+        weights,
+    )
+    model, report = quantize_dynamically(SETTINGS, net)
+    assert report["integer_layers"] == ["MatMul_0"]
+    assert report["float_layers"] == {"MatMul_1": "both its operands are computed"}
+    assert model.operators["DynamicQuantizeLinear"] == 1
+
+
+def test_a_model_without_weights_to_quantize_is_refused(parse: Parse) -> None:
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[4, 4] x) => (float[4, 4] y) { y = MatMul(x, x) }""",
+        {},
+    )
+    with pytest.raises(ModelError, match=r"none: MatMul_0.*both its operands are computed"):
+        quantize_dynamically(SETTINGS, net)
