@@ -24,10 +24,17 @@ MOVES = frozenset(
     }
 )  # fmt: skip
 ARRANGES = frozenset(
-    {"Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+    {"Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
-"""Operators that put elements elsewhere, each of them once at most."""
+"""Operators that put elements elsewhere, or repeat them, as the heads of a key that several queries share."""
 MEANS = frozenset({"AveragePool", "GlobalAveragePool", "ReduceMean", "GlobalMaxPool", "ReduceMax", "ReduceMin"})
+STATISTICS = frozenset(
+    {
+        "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "ReduceL1", "ReduceL2", "ReduceLogSum",
+        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare",
+    }
+)  # fmt: skip
+"""Operators that make one number of many."""
 ELEMENTWISE = frozenset(
     {
         "Abs", "Add", "BatchNormalization", "Clip", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
@@ -41,12 +48,19 @@ ELEMENTWISE = frozenset(
 class Plan:
     """``products``: layers computed in integers, in order; ``skipped``: other products, and why they stay in float.
 
-    ``values`` maps each quantized value to the value whose scale it shares, which is itself for most.
+    ``values`` maps each quantized value to the value whose scale it shares, which is itself for most; ``exact`` are
+    those that are there in float too, for readers that are not ``on_integers`` (nodes by their first output).
     """
 
     products: tuple[str, ...]
     skipped: dict[str, str]
     values: dict[str, str]
+    exact: frozenset[str] = frozenset()
+    on_integers: frozenset[str] = frozenset()
+
+    def reads_integers(self, node: NodeProto, name: str) -> bool:
+        """Return whether a node reads a quantized value as it is stored."""
+        return name in self.values and (name not in self.exact or node.output[0] in self.on_integers)
 
     def groups(self) -> dict[str, tuple[str, ...]]:
         """Return the values of each scale, by the value that stands for them."""
@@ -77,6 +91,8 @@ def make_plan(network: Network, keep_float: Collection[str] = (), *, has_weights
         products=tuple(layer(node) for node in products.values()),
         skipped=skipped,
         values=dict(sorted(planner.shared().items(), key=lambda item: (network.rank[item[0]], item[0]))),
+        exact=planner.exact(),
+        on_integers=frozenset(planner.on_integers),
     )
 
 
@@ -111,6 +127,7 @@ class _Planner:
         self.needed: set[str] = set()
         self.attended: set[str] = set()  # operands of products of two variables, and what these are in another order
         self.leader: dict[str, str] = {}
+        self.on_integers: set[str] = set()  # nodes that read what is stored
         self._integer: dict[str, bool] = {}
 
     def run(self) -> None:
@@ -120,6 +137,7 @@ class _Planner:
                 operands = [name for name in node.input[:2] if name not in self.network.constants]
                 self.needed.update(operands)
                 self.attended.update(operands if len(operands) > 1 else [])
+                self.on_integers.add(output)
                 continue
             if node.op_type in ARRANGES and not self.attended.isdisjoint(node.output):
                 self.attended.update(self.network.variables(node))
@@ -130,9 +148,14 @@ class _Planner:
                     self._concat(node)
                 elif node.op_type in MEANS and self._from_integers(node.input[0]):
                     self.needed.add(node.input[0])
+                    self.on_integers.add(output)
                 elif node.op_type in ELEMENTWISE:
                     self._epilogue(node)
         self.needed &= self.network.floats
+
+    def exact(self) -> frozenset[str]:
+        """Return the stored values that are fed or come out of float code: rounding them adds a second value."""
+        return frozenset(name for name in self.needed if not self._from_integers(name))
 
     def shared(self) -> dict[str, str]:
         return {name: self._find(name) for name in self.needed}
@@ -162,6 +185,7 @@ class _Planner:
         if source in self.network.constants or source not in self.network.floats:
             return
         self.needed.add(source)
+        self.on_integers.add(node.output[0])
         for output in node.output:
             if output in self.needed:
                 self._share(source, output)
@@ -171,6 +195,7 @@ class _Planner:
         if not any(self._from_integers(name) for name in sources):
             return
         self.needed.update(sources)
+        self.on_integers.add(node.output[0])
         for name in sources:  # a value with other readers keeps the scale that suits them
             if len(self.network.consumers[name]) == 1 and name not in self.network.outputs:
                 self._share(node.output[0], name)
@@ -183,6 +208,9 @@ class _Planner:
         values that somebody else reads too.
         """
         region, leaves = self._region(node, ELEMENTWISE)
+        if self._is_normalization(leaves):
+            return
+        self.on_integers.update(member.output[0] for member in region)
         hosts, stored = [], []
         for name in leaves:
             if self._is_private(name, region):
@@ -191,6 +219,29 @@ class _Planner:
                 stored.append(name)
         hosts.sort(key=self.network.rank.__getitem__)
         self.needed.update(name for name in (*stored, *hosts[:-1]) if name in self.network.floats)
+
+    def _is_normalization(self, leaves: Sequence[str]) -> bool:
+        """Return whether values meet statistics of themselves, with no product in between.
+
+        A normalization that is written out, or a softmax: in float, as their operators are. A residual stream goes
+        through each of a network's normalizations, and has few values that are far larger than all others.
+        """
+        sources = {name for name in leaves if self._from_integers(name)}
+        first = min((self.network.rank[name] for name in sources), default=0)
+        pending, seen = [(name, False) for name in leaves], set[tuple[str, bool]]()
+        while pending:
+            name, is_reduced = pending.pop()
+            if is_reduced and name in sources:
+                return True
+            maker = self.network.producer.get(name)
+            if maker is None or maker.op_type in PRODUCTS or self.network.rank[name] <= first:
+                continue
+            if (name, is_reduced) in seen:
+                continue
+            seen.add((name, is_reduced))
+            reduces = is_reduced or maker.op_type in STATISTICS
+            pending += [(source, reduces) for source in self.network.variables(maker)]
+        return False
 
     def _region(self, root: NodeProto, kinds: Collection[str]) -> tuple[list[NodeProto], list[str]]:
         """Return the nodes of some kinds whose results only ``root`` and they read, and what all of them read."""

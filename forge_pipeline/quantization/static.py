@@ -99,7 +99,7 @@ class _Writer:
             if layer(source) in products:
                 self._weigh(node, activations)
             for index, name in enumerate(reads):
-                if name in activations:
+                if self.plan.reads_integers(source, name):
                     node.input[index] = f"{name}_dq"
             self.constants.nodes.append(node)
             for name in source.output:

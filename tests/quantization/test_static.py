@@ -163,6 +163,28 @@ def test_an_activation_that_a_branch_reads_is_computed(parse: Parse) -> None:
         np.testing.assert_allclose(found, exact, atol=0.1)
 
 
+def test_a_channel_that_is_far_larger_than_others_does_not_drown_what_is_normalized(parse: Parse) -> None:
+    draw = np.random.default_rng(0)
+    weights = {name: draw.normal(size=(32, 32)).astype(np.float32) / 6 for name in "uvw"}
+    weights["u"][:, 3] *= 100.0
+    weights |= {"eps": np.array(1e-6, np.float32), "gain": np.ones(32, np.float32)}
+    weights["gain"][3] = 1e-2
+    net = parse(
+        """<ir_version: 10, opset_import: ["": 17]>
+        net (float[8, 32] x) => (float[8, 32] y)
+        {
+            r = MatMul(x, u)
+            q = Mul(r, r) m = ReduceMean <axes = [1]> (q) e = Add(m, eps) d = Sqrt(e) k = Div(r, d) n = Mul(k, gain)
+            a = MatMul(n, v)
+            y = MatMul(a, w)
+        }""",
+        weights,
+    )
+    feeds: list[Feed] = [{"x": draw.uniform(0.5, 1.5, (8, 32)).astype(np.float32)} for _ in range(8)]
+    model, _ = quantize_statically(settings(calib_method="minmax"), net, learn(net, feeds))
+    assert sqnr(net, model, feeds) > 25.0
+
+
 def test_a_layer_kept_in_float_keeps_its_weights(net: ONNXModule, ranges: Ranges) -> None:
     model, report = quantize_statically(settings(keep_float=["Conv_2"]), net, ranges)
     assert "w1" in {tensor.name for tensor in model.mod.graph.initializer}
