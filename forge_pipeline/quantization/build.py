@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FULL, REDUCED = 127, 64
 SHOWN = 5
 """Names that a note or a message has at most."""
+POOR = 10.0
+"""SQNR in dB below which a quantized model has little to do with the one that it was made of."""
 
 
 def quantize_statically(
@@ -61,7 +63,7 @@ def quantize_statically(
 
 def _try_tools(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized, dict[str, Any]]:
     """Write the candidate as the configuration asks: with tools, within the budget."""
-    config, report = candidate.config, {}
+    config, report = candidate.config, dict[str, Any]()
     written = None
     if config.tries:
         if not probes:
@@ -88,15 +90,21 @@ def _try_tools(candidate: Candidate, probes: Sequence[Probe]) -> tuple[Quantized
         "fused_activations": len(written.dropped),
         "widened_weight_scales": list(written.widened),
         "calib_method": candidate.config.calib_method,
-    } | _notes(written)
+    } | _notes(written, report.get("sqnr_db"))
 
 
-def _notes(written: Quantized) -> dict[str, list[str]]:
+def _notes(written: Quantized, sqnr: float | None) -> dict[str, list[str]]:
     told = (
         ("one number in all calibration samples, and saturated at twice that", written.still),
         ("a bias that int32 cannot hold, which stays in float", written.unfit),
     )
     notes = [f"{what}: {_some(names)}" for what, names in told if names]
+    if sqnr is not None and sqnr < POOR:
+        notes.append(
+            f"the quantized model's outputs have an SQNR of {sqnr:.1f} dB on the samples that choices are tried on; "
+            "quantize.keep_float names layers that stay in float (layers.json has the noise of each), "
+            "quantize.max_drop finds them for a classifier"
+        )
     return {"notes": notes} if notes else {}
 
 

@@ -21,6 +21,7 @@ from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.locate import conf_dir
 from forge_pipeline.quantization.build import plan_for, quantize_statically
 from forge_pipeline.quantization.calibration.observe import calibrate
+from forge_pipeline.quantization.calibration.probes import Probe
 from forge_pipeline.quantization.calibration.ranges import Ranges
 from forge_pipeline.quantization.network import Network, prepare
 from forge_pipeline.quantization.settings import Config
@@ -183,6 +184,26 @@ def test_a_channel_that_is_far_larger_than_others_does_not_drown_what_is_normali
     feeds: list[Feed] = [{"x": draw.uniform(0.5, 1.5, (8, 32)).astype(np.float32)} for _ in range(8)]
     model, _ = quantize_statically(settings(calib_method="minmax"), net, learn(net, feeds))
     assert sqnr(net, model, feeds) > 25.0
+
+
+def test_a_model_that_integers_leave_little_of_is_told_of(
+    parse: Parse, net: ONNXModule, ranges: Ranges, feeds: list[Feed]
+) -> None:
+    draw = np.random.default_rng(0)
+    weights = draw.normal(size=(8, 4)).astype(np.float32)
+    weights[0] = 0.0
+    lost = parse(
+        """<ir_version: 10, opset_import: ["": 17]> net (float[4, 8] x) => (float[4, 4] y) { y = MatMul(x, w) }""",
+        {"w": weights},
+    )
+    samples: list[Feed] = [{"x": draw.normal(size=(4, 8)).astype(np.float32)} for _ in range(4)]
+    for sample in samples:
+        sample["x"][:, 0] *= 3000.0
+    choice = settings(calib_method="auto")
+    _, report = quantize_statically(choice, lost, learn(lost, samples), [Probe.of(feed, None) for feed in samples])
+    assert "outputs have an SQNR of " in report["notes"][0]
+    _, report = quantize_statically(choice, net, ranges, [Probe.of(feed, None) for feed in feeds])
+    assert "notes" not in report
 
 
 def test_a_layer_kept_in_float_keeps_its_weights(net: ONNXModule, ranges: Ranges) -> None:
