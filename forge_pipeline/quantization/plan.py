@@ -107,16 +107,33 @@ def _obstacle(network: Network, node: NodeProto) -> str | None:
     constants = [name for name in operands if name in network.constants]
     if any(network.array(name).dtype.name != "float32" for name in constants):
         return "its weights are not float32"
+    if _is_quantized(network, node):
+        return "it is quantized already"
     if node.op_type != "MatMul":
         if node.input[1] not in network.constants:
-            maker = network.producer.get(node.input[1])
-            is_quantized = maker is not None and maker.op_type == "DequantizeLinear"
-            return "it is quantized already" if is_quantized else "its weights are computed"
+            return "its weights are computed"
         if len(node.input) > 2 and node.input[2] and node.input[2] not in network.constants:
             return "its bias is computed"
     if node.op_type == "Gemm" and (attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)) != (1.0, 1.0):
         return "its alpha or beta is not one"
     return None
+
+
+def _is_quantized(network: Network, node: NodeProto) -> bool:
+    """Return whether a product reads weights that are integers already, or integers on both sides."""
+    makers = [_dequantizer(network, name) for name in node.input[:2]]
+    if node.op_type != "MatMul":
+        return makers[1] is not None
+    found = [maker for maker in makers if maker is not None]
+    return len(found) == 2 or any(maker.input[0] in network.constants for maker in found)
+
+
+def _dequantizer(network: Network, name: str) -> NodeProto | None:
+    """Return the DequantizeLinear whose result a value is, in another arrangement perhaps."""
+    maker = network.producer.get(name)
+    while maker is not None and maker.op_type in ARRANGES:
+        maker = network.producer.get(maker.input[0])
+    return maker if maker is not None and maker.op_type == "DequantizeLinear" else None
 
 
 class _Planner:

@@ -294,6 +294,15 @@ def test_a_bias_that_drowns_its_weights_widens_their_scale(parse: Parse) -> None
     ("body", "why"),
     [
         ("z = DequantizeLinear(q, s) y = Conv(x, z)", r"none: Conv_\d+ \(it is quantized already\)"),
+        ("z = DequantizeLinear(m, s) y = MatMul(x, z)", r"none: MatMul_\d+ \(it is quantized already\)"),
+        (
+            "z = DequantizeLinear(m, s) t = Transpose(z) y = MatMul(x, t)",
+            r"none: MatMul_\d+ \(it is quantized already\)",
+        ),
+        (
+            "i, j, k = DynamicQuantizeLinear(x) z = DequantizeLinear(i, j, k) y = MatMul(z, z)",
+            r"none: MatMul_\d+ \(it is quantized already\)",
+        ),
         (
             "t = ReduceMax<keepdims=0>(x) one = Cast<to=9>(t)"
             "y = If(one) <then_branch = a () => (float[1, 2, 3, 3] y1) { y1 = Conv(x, w) },"
@@ -306,7 +315,12 @@ def test_it_is_said_why_a_layer_is_not_one_for_integers(parse: Parse, body: str,
     net = parse(
         f"""<ir_version: 10, opset_import: ["": 17]>
         net (float[1, 2, 3, 3] x) => (float[1, 2, 3, 3] y) {{ {body} }}""",
-        {"w": np.ones((2, 2, 1, 1), np.float32), "q": np.ones((2, 2, 1, 1), np.int8), "s": np.float32(0.5)},
+        {
+            "w": np.ones((2, 2, 1, 1), np.float32),
+            "q": np.ones((2, 2, 1, 1), np.int8),
+            "s": np.float32(0.5),
+            "m": np.ones((3, 3), np.int8),
+        },
     )
     with pytest.raises(ModelError, match=why):
         plan_for(Network(prepare(net.mod)), settings())
