@@ -88,6 +88,18 @@ def test_an_image_of_few_channels_is_padded_with_any_zero_point(zero: int, tag: 
     check(net, net.pair(y, OUT), tag=tag)
 
 
+@pytest.mark.parametrize("tag", ["amd/zen4", PLAIN])
+@pytest.mark.parametrize("zero", [113, 218])
+def test_images_in_a_row_are_padded_with_any_zero_point(zero: int, tag: str) -> None:
+    net = Net(1, 3, 8, 32, 32)
+    scale = exact_scales(16)
+    image = net.pair("x", (IN[0], zero))
+    weight = net.weight((16, 3, 3, 7, 7), scale)
+    attributes = {"pads": [1, 3, 3, 1, 3, 3], "strides": [1, 2, 2]}
+    y = net.node("Conv", image, weight, net.bias(scale * IN[0]), **attributes)
+    check(net, net.pair(y, OUT), tag=tag)
+
+
 def test_an_input_that_others_read_too_is_rounded_for_them_as_well() -> None:
     net = Net(1, 3, 12, 12)
     image = net.pair("x", IN)

@@ -20,6 +20,7 @@ from tvm.s_tir import Schedule
 from forge_pipeline.codegen.float32.conv.direct import PIXELS
 from forge_pipeline.codegen.float32.conv.dynamic_shape import ROW_BLOCK, WIDTHS
 from forge_pipeline.codegen.float32.conv.geometry import Geometry, pad_image, simplify
+from forge_pipeline.codegen.int8.conv.words import joined
 from forge_pipeline.codegen.int8.isa.dot_product import (
     TRANSPOSED,
     WEIGHTS,
@@ -173,10 +174,7 @@ def side_by_side(image: te.Tensor, taps: int, apart: int) -> te.Tensor:
     batch, blocks, height, width, lanes = image.shape
 
     def packed(n: Any, c: Any, h: Any, w: Any, lane: Any) -> Any:
-        total = image(n, c, h, w * apart, lane).astype("int32")
-        for tap in range(1, taps):
-            total = total | (image(n, c, h, w * apart + tap, lane).astype("int32") << (32 // taps * tap))
-        return total
+        return joined([image(n, c, h, w * apart + tap, lane) for tap in range(taps)], taps)
 
     columns = simplify((width - taps + apart) // apart)
     return te.compute((batch, blocks, height, columns, lanes), packed, name="side_by_side")

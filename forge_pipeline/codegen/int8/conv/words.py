@@ -19,6 +19,18 @@ def word_of(value: int, k_inner: int) -> int:
     return word - (word >> 31 << 32)
 
 
+def joined(bytes_: Sequence[Any], count: int) -> Any:
+    """Return bytes as the int32 that has room for ``count`` of them, the first in its lowest bits.
+
+    They are put together without a sign: in an image's margin they are constants, and one of over 127 in the highest
+    bits is beyond what TVM takes for an int32.
+    """
+    total = bytes_[0].astype("uint32")
+    for place, byte in enumerate(bytes_[1:], start=1):
+        total = total | (byte.astype("uint32") << tirx.const(32 // count * place, "uint32"))
+    return tirx.reinterpret("int32", total)
+
+
 def pack_int32(image: te.Tensor, k_inner: int) -> te.Tensor:
     """Describe an image in plain form as int32 of ``k_inner`` channels each: (N, C / k_inner, H, W)."""
     return _pack_int32(image.shape, image, k_inner)
@@ -40,14 +52,13 @@ def _pack_int32(shape: Sequence[Any], read: Callable[..., Any], k_inner: int) ->
     channels = int(shape[1])
 
     def element(n: Any, packed: Any, h: Any, w: Any) -> Any:
-        total: Any = None
+        bytes_ = []
         for place in range(min(k_inner, channels)):
             at = packed * k_inner + place
-            byte = read(n, at, h, w).astype("int32")
+            byte = read(n, at, h, w).astype("uint32")
             if channels > k_inner and channels % k_inner:
-                byte = tirx.if_then_else(at < channels, byte, 0)
-            byte = byte << (32 // k_inner * place) if place else byte
-            total = byte if total is None else total | byte
-        return total
+                byte = tirx.if_then_else(at < channels, byte, tirx.const(0, "uint32"))
+            bytes_.append(byte)
+        return joined(bytes_, k_inner)
 
     return te.compute((batch, -(-channels // k_inner), height, width), element, name="to_words")
