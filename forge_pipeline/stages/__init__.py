@@ -27,13 +27,13 @@ STAGES = Registry(
                 wants=("progress",),
             ),
             Stage(
-                name="quantize", version=8,
+                name="quantize", version=9,
                 takes={"model": "fold", "ranges": "calibrate", "data": "calibration data"}, gives="model",
                 tools=("onnx", "onnxruntime", "numpy"), per_target=False, folder="shared/quantize/{target}",
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=129, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=130, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump", "shelf"), joint=Joint(code="combine", version=1),
             ),
