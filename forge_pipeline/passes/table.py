@@ -95,6 +95,8 @@ PASSES = Registry(
         "merge-products": _row(
             "fusion.attention", "MergeProducts", "fusion", "products of one value are one, and a Split"
         ),
+        "fold-leaves": _row("trees.leaves", "FoldLeaves", "trees", "functions of a tree's result into its leaves"),
+        "merge-ensembles": _row("trees.leaves", "MergeEnsembles", "trees", "ensembles that are added up are one"),
         "inline-branches": _row("simplify.branches", "InlineBranches", "control", "If with a constant condition"),
         "hoist-invariants": _row(
             "simplify.loops", "HoistInvariants", "control", "compute before a loop what no turn changes"

@@ -1,0 +1,1 @@
+"""Passes over ensembles of decision trees."""
