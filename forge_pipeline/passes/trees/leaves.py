@@ -37,12 +37,13 @@ class FoldLeaves(Transformation[NoOptions]):
 
 @verified(Tolerance())
 class MergeEnsembles(Transformation[NoOptions]):
-    """Make one ensemble of those of the same rows whose results are added up, and of a choice of columns before it."""
+    """Make one ensemble of those of the same rows whose results are added up, or averaged as in bagging."""
 
     def call(self, graph: Graph) -> int:
-        """Read columns in place first, so that ensembles read the same rows."""
-        changes = sum(_read_columns(graph, node) for node in graph.nodes)
-        return changes + sum(_add_up(graph, node) for node in reversed(graph.nodes) if node in graph)
+        """Read columns in place first, so that ensembles read the same rows; scale the weights of a sum last."""
+        changes = sum(_read_columns(graph, node) or _sum_of_stacked(graph, node) for node in graph.nodes)
+        changes += sum(_add_up(graph, node) for node in reversed(graph.nodes) if node in graph)
+        return changes + sum(_scale(graph, node) for node in graph.nodes)
 
 
 def _put_into_leaves(graph: Graph, node: NodeProto) -> bool:
@@ -134,6 +135,60 @@ def _read_columns(graph: Graph, node: NodeProto) -> bool:
     graph.remove(node)
     graph.replace_value(result, chosen)
     return True
+
+
+def _sum_of_stacked(graph: Graph, node: NodeProto) -> bool:
+    """Make a sum or mean over ensembles that are stacked for it, each under an axis of its own, a plain sum."""
+    if not is_op(node, "ReduceMean", "ReduceSum") or attribute(node, "keepdims", 1):
+        return False
+    stack = graph.producer(node.input[0])
+    by_input = graph.array(node.input[1]) if len(node.input) > 1 else None
+    axes = attribute(node, "axes", []) if by_input is None else by_input.tolist()
+    if stack is None or not is_op(stack, "Concat") or axes != [0] or attribute(stack, "axis") != 0:
+        return False
+    sources = [_under_an_axis(graph, name) for name in stack.input]
+    results = [name for name in sources if name is not None]
+    if len(results) != len(sources):
+        return False
+    total = str(graph.add("Sum", results, node.output[0]).output[0])
+    if is_op(node, "ReduceMean"):
+        share = graph.add_constant(np.array(1 / len(results), np.float32), "share")
+        total = str(graph.add("Mul", [total, share], node.output[0]).output[0])
+    graph.remove(node)
+    graph.replace_value(node.output[0], total)
+    return True
+
+
+def _under_an_axis(graph: Graph, name: str) -> str | None:
+    """Return the ensemble's result that a value is with an axis before the others, None for anything else."""
+    maker = graph.producer(name)
+    if maker is None or not is_op(maker, "Reshape", "Unsqueeze") or Ensemble.of(graph.producer(maker.input[0])) is None:
+        return None
+    told = graph.array(maker.input[1]) if len(maker.input) > 1 else None
+    wanted = [0] if is_op(maker, "Unsqueeze") else [1, -1, 1]
+    return str(maker.input[0]) if told is not None and told.tolist() == wanted else None
+
+
+def _scale(graph: Graph, node: NodeProto) -> bool:
+    """Give the leaves of an ensemble a factor that its results have."""
+    if not is_op(node, "Mul", "Div"):
+        return False
+    for name, other in ((node.input[0], node.input[1]), (node.input[1], node.input[0])):
+        maker, factor = graph.producer(name), graph.array(other)
+        ensemble = Ensemble.of(maker)
+        if maker is None or ensemble is None or graph.only_user(name) is None or factor is None:
+            continue
+        is_divisor = is_op(node, "Div")
+        if factor.size == 1 and factor.ndim <= 2 and not (is_divisor and (other == node.input[0] or not factor.any())):
+            number = np.float32(1 / factor.item() if is_divisor else factor.item())
+            scaled = replace(ensemble, weights=ensemble.weights * number, base=np.float32(ensemble.base * number))
+            if not np.isfinite(scaled.weights).all():
+                return False
+            result = scaled.write(graph, maker.input[0], node.output[0])
+            graph.remove(node)
+            graph.replace_value(node.output[0], result)
+            return True
+    return False
 
 
 def _add_up(graph: Graph, node: NodeProto) -> bool:

@@ -98,6 +98,22 @@ def test_a_forest_is_one_ensemble(sums: str) -> None:
     assert changed(source, "fold-leaves", "merge-ensembles") == {"TreeEnsembleRegressor": 1, "Identity": 1}
 
 
+@pytest.mark.parametrize("way", ["ReduceMean", "ReduceSum"])
+def test_trees_that_are_stacked_to_be_averaged_are_one_ensemble(way: str) -> None:
+    nodes: list[NodeProto] = []
+    for at in range(3):
+        nodes.append(tree("x", f"leaf{at}", np.roll([0.5, 1, 2, 4], at).tolist(), base_values=[0.25]))
+        nodes.append(helper.make_node("Reshape", [f"leaf{at}", "stacked"], [f"part{at}"]))
+    nodes.append(helper.make_node("Concat", ["part0", "part1", "part2"], ["stack"], axis=0))
+    source = model(*nodes, helper.make_node(way, ["stack", "first"], ["y"], keepdims=0))
+    source.graph.initializer.append(numpy_helper.from_array(np.int64([1, -1, 1]), "stacked"))
+    source.graph.initializer.append(numpy_helper.from_array(np.int64([0]), "first"))
+    assert changed(source, "merge-ensembles", "remove-dead", "merge-ensembles") == {
+        "TreeEnsembleRegressor": 1,
+        "Identity": 1,
+    }
+
+
 def test_an_ensemble_that_adds_trees_up_has_no_leaves_to_choose_from() -> None:
     lists = ("nodes_treeids", "nodes_nodeids", "nodes_featureids", "nodes_modes", "nodes_values", "nodes_truenodeids",
              "nodes_falsenodeids", "target_nodeids", "target_ids", "target_weights")  # fmt: skip
