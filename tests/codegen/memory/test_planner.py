@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from forge_pipeline.codegen.backend import planned
 from forge_pipeline.codegen.build import build
 from forge_pipeline.codegen.lowering import lower
+from forge_pipeline.codegen.memory.blocks import shared
 from forge_pipeline.codegen.memory.offsets import ALIGNMENT, Concat, Life, most_at_once, nest, plan
 from forge_pipeline.codegen.memory.planner import allocated
 from forge_pipeline.codegen.onnx_import.importer import import_model
@@ -51,7 +52,18 @@ def test_a_plan_takes_no_less_than_is_needed_at_once_and_no_more_than_all(lives:
     assert most_at_once(lives) <= plan(lives).size <= sum(-(-life.size // ALIGNMENT) * ALIGNMENT for life in lives)
 
 
-def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...], batch: int = 1) -> onnx.ModelProto:
+@given(LIVES)
+@settings(deadline=None)
+def test_a_block_holds_one_value_at_a_time_and_the_largest_first(lives: list[Life]) -> None:
+    blocks = shared(lives)
+    assert sorted(index for block in blocks for index in block) == list(range(len(lives)))
+    for block in blocks:
+        held = [lives[index] for index in block]
+        assert max(life.size for life in held) == held[0].size
+        assert not any(life.meets(other) for at, life in enumerate(held) for other in held[:at])
+
+
+def pooled(*reads: tuple[str, ...], outputs: tuple[str, ...], batch: int | str = 1) -> onnx.ModelProto:
     """Return a model of images: a node that reads one is a maximum of windows, one that reads more a concatenation.
 
     Results are called y0, y1 and so on; "reshaped" before a name asks for a view of it.
@@ -91,6 +103,16 @@ def test_a_chain_takes_two_buffers() -> None:
     assert needed(pooled(*chain, outputs=("y5",))) == 2 * IMAGE
 
 
+def test_values_of_unknown_size_share_blocks_and_survive_until_they_are_last_read() -> None:
+    chain = [("x",), *((f"y{index}",) for index in range(5)), ("y1", "y5"), ("y6",)]
+    model = pooled(*chain, outputs=("y7",), batch="N")
+    target = Target.from_tag("x86-64/v3")
+    with target.tvm():
+        text = planned(lower(import_model(model), target, OPTIONS).module, target)["main"].script()
+    assert text.count("alloc_storage") == 3  # y1, and two in turns, one of which the result has later
+    assert matches(model)
+
+
 def test_a_value_that_is_read_again_keeps_its_place_until_then() -> None:
     model = pooled(("x",), ("y0",), ("y1",), ("y2",), ("y0", "y3"), outputs=("y4",))
     assert needed(model) == 4 * IMAGE
@@ -100,7 +122,7 @@ def matches(model: onnx.ModelProto) -> list[str]:
     """Compare with ONNX Runtime, twice; return the names of the kernels that ran."""
     import onnxruntime as ort
 
-    shape = [extent.dim_value for extent in model.graph.input[0].type.tensor_type.shape.dim]
+    shape = [extent.dim_value or 3 for extent in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     engine = Engine(build(model, Target.from_tag("host"), OPTIONS).to_bytes(), threads=1)
