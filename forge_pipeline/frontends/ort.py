@@ -8,7 +8,6 @@ computed, and is left out. Operators that its optimizer wrote are decided on by 
 from __future__ import annotations
 
 import importlib.util
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from forge_pipeline.errors import ModelError
 from forge_pipeline.frontends.contract import Converted, Declared
+from forge_pipeline.frontends.flat_buffers import whole
 
-_DAMAGE: Final = (struct.error, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 _LEAST_IR: Final = 4
 """The first version of ONNX in which an initializer need not be an input as well."""
 _TENSOR, _SEQUENCE = 1, 2  # of TypeInfoValue
@@ -30,17 +29,10 @@ _VALUE, _PARAMETER = 1, 2  # of DimensionValueType
 def convert(path: Path, inputs: tuple[Declared, ...]) -> Converted:
     """Return the model in ``path`` as ONNX. Raises ModelError for a damaged file and for weights in another file."""
     content = path.read_bytes()
-    try:
+    with whole(path, "model in ONNX Runtime's format"):
         session = _schema("InferenceSession").GetRootAs(content, 0)
         model = _model(session.Model())
         version = _text(session.OrtVersion())
-    except _DAMAGE as error:
-        raise ModelError(
-            where=str(path),
-            expected="a whole model in ONNX Runtime's format",
-            found="a damaged or cut one",
-            fix="copy or convert the model again",
-        ) from error
     return Converted(model=model, notes={"importer": "ort", "format": version})
 
 
@@ -75,24 +67,9 @@ def _model(source: Any) -> ModelProto:
         producer_version=_text(source.ProducerVersion()),
         graph=_graph(source.Graph(), "main"),
     )
-    used = {"", *(node.domain for node in _every_node(model.graph))}
     for entry in _all(source.OpsetImportLength(), source.OpsetImport):
-        if _domain(entry) in used:
-            model.opset_import.add(domain=_domain(entry), version=entry.Version())
+        model.opset_import.add(domain=_text(entry.Domain()), version=entry.Version())
     return model
-
-
-def _domain(entry: Any) -> str:
-    name = _text(entry.Domain())
-    return "" if name == "ai.onnx" else name
-
-
-def _every_node(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _every_node(inner)
 
 
 def _graph(source: Any, name: str) -> GraphProto:
@@ -114,7 +91,7 @@ def _node(source: Any) -> NodeProto:
     node = NodeProto(
         name=_text(source.Name()),
         op_type=_text(source.OpType()),
-        domain=_domain(source),
+        domain=_text(source.Domain()),
         input=_names(source.InputsLength(), source.Inputs),
         output=_names(source.OutputsLength(), source.Outputs),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -12,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from forge_pipeline.errors import ModelError
+from forge_pipeline.frontends.flat_buffers import whole
 from forge_pipeline.frontends.tflite.model import DTYPES, Graph, Model, Operator, Quantization, Tensor
 from forge_pipeline.frontends.tflite.sparsity import dense
 
 _MAX_RANK: Final = 8
-_DAMAGE: Final = (struct.error, IndexError, TypeError, AttributeError, ValueError, OverflowError, UnicodeDecodeError)
 _HANDLE: Final = "resource"
 _GRAPHS: Final = {
     "CALL": ("Subgraph",),
@@ -33,15 +32,8 @@ def read(path: Path) -> Model:
     import tflite
 
     content = path.read_bytes()
-    try:
+    with whole(path, "TensorFlow Lite model"):
         return _model(tflite.Model.GetRootAsModel(content, 0), content)
-    except _DAMAGE as error:
-        raise ModelError(
-            where=str(path),
-            expected="a whole TensorFlow Lite model",
-            found="a damaged or cut one",
-            fix="copy or convert the model again",
-        ) from error
 
 
 def _model(model: Any, content: bytes) -> Model:

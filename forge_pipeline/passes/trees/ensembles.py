@@ -47,7 +47,7 @@ class Ensemble:
         lists = {name: list(attribute(node, name, [])) for name in _NODES}
         count = len(lists["nodes_treeids"])
         for name, entries in lists.items():
-            lists[name] = [text(entry) for entry in entries] or [_NODES[name]] * count
+            lists[name] = [_text(entry) for entry in entries] or [_NODES[name]] * count
         is_sum = attribute(node, "aggregate_function", "SUM") == "SUM" or len(set(lists["nodes_treeids"])) == 1
         base = attribute(node, "base_values", [])
         if not is_sum or attribute(node, "post_transform", "NONE") != "NONE" or len(base) > 1:
@@ -94,7 +94,7 @@ class Ensemble:
         return str(made.output[0])
 
 
-def text(entry: Any) -> Any:
+def _text(entry: Any) -> Any:
     """Return an entry of an attribute as Python knows it."""
     return entry.decode() if isinstance(entry, bytes) else entry
 

@@ -14,15 +14,15 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from forge_pipeline.passes.contract import NoOptions, Tolerance, Transformation, verified
+from forge_pipeline.passes.data_movement.transposes import BINARY
 from forge_pipeline.passes.graph import Array, Graph
 from forge_pipeline.passes.nodes import UNARY, attribute, is_op
 from forge_pipeline.passes.trees.ensembles import Ensemble, together
 from forge_pipeline.passes.verification.exact import REFUSALS, exact_interpreter
 
-_BY_ELEMENT: Final = UNARY | {
-    "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod",
-    "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
-}  # fmt: skip
+_BY_ELEMENT: Final = (
+    UNARY | BINARY | {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mean", "Sum", "Where"}
+)
 _SUMS: Final = ("Add", "Sum")
 
 
@@ -121,12 +121,8 @@ def _read_columns(graph: Graph, node: NodeProto) -> bool:
     columns, shape = graph.array(chooser.input[1]), graph.open_shape(chooser.input[0])
     if columns is None or columns.ndim != 1 or shape is None or len(shape) != 2:
         return False
-    width = shape[1]
-    if (
-        attribute(chooser, "axis", 0) not in (1, -1)
-        or not isinstance(width, int)
-        or graph.elem_type(node.input[0]) != 1
-    ):
+    width, is_float = shape[1], graph.elem_type(node.input[0]) == TensorProto.FLOAT
+    if attribute(chooser, "axis", 0) not in (1, -1) or not isinstance(width, int) or not is_float:
         return False
     where = [int(column) % width for column in columns]
     lists = {**ensemble.lists, "nodes_featureids": [where[at] for at in ensemble.lists["nodes_featureids"]]}
@@ -179,7 +175,7 @@ def _scale(graph: Graph, node: NodeProto) -> bool:
         if maker is None or ensemble is None or graph.only_user(name) is None or factor is None:
             continue
         is_divisor = is_op(node, "Div")
-        if factor.size == 1 and factor.ndim <= 2 and not (is_divisor and (other == node.input[0] or not factor.any())):
+        if _is_number(graph, other) and not (is_divisor and (other == node.input[0] or not factor.any())):
             number = np.float32(1 / factor.item() if is_divisor else factor.item())
             scaled = replace(ensemble, weights=ensemble.weights * number, base=np.float32(ensemble.base * number))
             if not np.isfinite(scaled.weights).all():

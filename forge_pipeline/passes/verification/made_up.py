@@ -14,6 +14,7 @@ from forge_pipeline.errors import ForgeError
 from forge_pipeline.ir.reference.interpreter import Interpreter
 from forge_pipeline.ir.sizes.analysis import analyse
 from forge_pipeline.ir.sizes.keeping import holding
+from forge_pipeline.ir.traversal import subgraphs
 from forge_pipeline.ir.values import fed
 from forge_pipeline.passes.contract import Arrays
 from forge_pipeline.passes.graph import Array
@@ -73,8 +74,10 @@ def made_up(
     second: MadeUp | None = None
     tried: Iterable[dict[str, int]] = candidates(inputs, preferred)
     if suits is not None:
+        tried = filter(suits, tried)
+    if suits is not None and any(next(subgraphs(node), None) is not None for node in model.graph.node):
         in_branches = holding((row.size, row.at_least) for row in analyse(model).constraints if row.graph)
-        tried = sorted(filter(suits, tried), key=in_branches, reverse=True)
+        tried = sorted(tried, key=in_branches, reverse=True)
     for sizes in tried:
         for top in TOPS if free else TOPS[:1]:
             try:
