@@ -164,9 +164,7 @@ def test_a_product_of_two_activations_reads_integers_on_both_sides(parse: Parse)
     assert set(plan.values) == {"x", "z"}
 
 
-ROTATED = """<ir_version: 10, opset_import: ["": 17]>
-    net (float[1, 6, 8] x) => (float[1, 6, 6] y)
-    {
+ROTARY = """
         p = MatMul(x, u)
         first, second = Split <axis = 2> (p, halves)
         turned = Neg(second)
@@ -174,10 +172,19 @@ ROTATED = """<ir_version: 10, opset_import: ["": 17]>
         a = Mul(p, cosine)
         b = Mul(both, sine)
         rotated = Add(a, b)
+"""
+
+ROTATED = (
+    """<ir_version: 10, opset_import: ["": 17]>
+    net (float[1, 6, 8] x) => (float[1, 6, 6] y)
+    {"""
+    + ROTARY
+    + """
         k = MatMul(x, v)
         turn = Transpose <perm = [0, 2, 1]> (k)
         y = MatMul(rotated, turn)
     }"""
+)
 
 
 def test_positions_are_turned_in_float_and_stored_once(parse: Parse) -> None:
@@ -198,14 +205,7 @@ def test_positions_of_a_head_that_queries_share_are_turned_in_float(parse: Parse
     plan = make_plan(Network(prepare(parse(
         """<ir_version: 10, opset_import: ["": 17]>
         net (float[1, 6, 8] x, float[1, 2, 4, 6] z) => (float[1, 2, 6, 6] y)
-        {
-            p = MatMul(x, u)
-            first, second = Split <axis = 2> (p, halves)
-            turned = Neg(second)
-            both = Concat <axis = 2> (turned, first)
-            a = Mul(p, cosine)
-            b = Mul(both, sine)
-            rotated = Add(a, b)
+        {""" + ROTARY + """
             head = Unsqueeze(rotated, one)
             heads = Expand(head, twice)
             scaled = Mul(heads, cosine)
