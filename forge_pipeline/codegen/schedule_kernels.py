@@ -19,6 +19,7 @@ from forge_pipeline.codegen.sorting.rows import KERNEL
 from forge_pipeline.codegen.tir import (
     flatten_pixels,
     half_sums,
+    joined_axes,
     lane_reduction,
     middle_axis,
     open_rows,
@@ -142,8 +143,10 @@ def _scheduled(kernel: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, 
     """Return the kernel with its loops, its rule, and why it is generic if it is."""
     scheduler, reason = _pick(s_tir.Schedule(kernel)), "no family knows it"
     if scheduler is not None:
-        rule = Rule(kernel=kernel, scheduler=scheduler)
         try:
+            if scheduler is elementwise.schedule:
+                kernel = joined_axes.join(kernel)
+            rule = Rule(kernel=kernel, scheduler=scheduler)
             return _apply(kernel, rule, machine), rule, None
         except _refusals() as error:
             reason = _short(error)

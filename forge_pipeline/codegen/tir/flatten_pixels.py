@@ -15,6 +15,8 @@ from tvm import s_tir, tirx
 from tvm.ir import Var
 from tvm.s_tir import SBlock, SBlockRealize
 
+from forge_pipeline.codegen.tir import rewriting
+
 ANY_ORDER = "forge.any_order"
 """The annotation of a template's block whose results read one pixel each, the one that lies where they do; its value
 is the first of the two axes that tell pixels apart."""
@@ -41,27 +43,10 @@ def flatten(function: tirx.PrimFunc) -> tirx.PrimFunc:
         extents[realize.iter_values[first + 1]] = height * width
     buffers = {buffer: _flat_buffer(buffer, first) for buffer in own}
 
-    def loop(old: tirx.For) -> tirx.For:
-        extent = extents.get(old.loop_var, old.extent)
-        return tirx.For(old.loop_var, old.min, extent, old.kind, old.body, annotations=old.annotations)
-
-    def block(old: SBlockRealize) -> SBlockRealize:
-        if not old.block.iter_vars:
-            return old
-        inner = old.block
-        axes = [
-            tirx.IterVar((0, extents.get(value, axis.dom.extent)), axis.var, axis.iter_type)
-            for axis, value in zip(inner.iter_vars, old.iter_values, strict=True)
-        ]
-        changed = s_tir.SBlock(
-            axes, inner.reads, inner.writes, inner.name_hint, inner.body, inner.init, annotations=inner.annotations
-        )
-        return s_tir.SBlockRealize(old.iter_values, old.predicate, changed)
-
     def buffer(old: Any) -> Any:
         return buffers.get(old, old)
 
-    body = tvm_ffi.structural_map(function.body, [(tirx.For, loop), (s_tir.SBlockRealize, block), (Var, buffer)])
+    body = tvm_ffi.structural_map(rewriting.with_axes(function.body, extents), [(Var, buffer)])
     return function.with_body(body)
 
 

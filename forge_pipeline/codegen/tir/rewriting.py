@@ -36,6 +36,14 @@ def loads(tree: Any) -> list[TensorLoad]:
     return found
 
 
+def address(places: Sequence[Any], buffer: Any) -> Any:
+    """Return how many numbers lie in front of the one at these places of a buffer that is in one piece."""
+    place: Any = tirx.const(0, "int64")
+    for index, extent in zip(places, buffer.ty.shape, strict=True):
+        place = place * extent + index
+    return place
+
+
 def variables(expression: Any) -> list[Any]:
     """Return the variables that occur in ``expression``, each once."""
     found: list[Any] = []
@@ -112,6 +120,27 @@ def with_extents(tree: Any, extents: Mapping[Any, int]) -> Any:
         return tirx.For(done.loop_var, done.min, extent, done.kind, done.body, annotations=dict(done.annotations))
 
     return tvm_ffi.structural_mutate(tree, [(tirx.For, change)])
+
+
+def with_axes(tree: Any, extents: Mapping[Any, Any]) -> Any:
+    """Return ``tree`` with other extents for the loops whose variables ``extents`` has, and for the axes of blocks."""
+
+    def loop(old: tirx.For) -> tirx.For:
+        extent = extents.get(old.loop_var, old.extent)
+        return tirx.For(old.loop_var, old.min, extent, old.kind, old.body, annotations=old.annotations)
+
+    def block(old: SBlockRealize) -> SBlockRealize:
+        inner = old.block
+        axes = [
+            tirx.IterVar((0, extents.get(value, axis.dom.extent)), axis.var, axis.iter_type)
+            for axis, value in zip(inner.iter_vars, old.iter_values, strict=True)
+        ]
+        changed = s_tir.SBlock(
+            axes, inner.reads, inner.writes, inner.name_hint, inner.body, inner.init, annotations=inner.annotations
+        )
+        return s_tir.SBlockRealize(old.iter_values, old.predicate, changed)
+
+    return map_realizes(tvm_ffi.structural_map(tree, [(tirx.For, loop)]), block)
 
 
 def map_realizes(body: Any, change: Callable[[SBlockRealize], SBlockRealize]) -> Any:

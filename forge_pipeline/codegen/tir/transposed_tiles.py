@@ -19,6 +19,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer, detect_linear_equation
 
 from forge_pipeline.codegen.tir import rewriting
+from forge_pipeline.codegen.tir.joined_axes import along, crosses, steps_of
 from forge_pipeline.codegen.tir.machine import LINE, Machine
 
 TILE = "forge.transposed"
@@ -44,11 +45,10 @@ def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> tuple[list[Lo
 
     A last axis that is shorter than a tile is left to LLVM, which takes some vectors' numbers in turns.
     """
-    loops, axes = sch.get_loops(block), [variable.var for variable in sch.get(block).iter_vars]
-    along = _read_along(sch, block, axes)
-    if len(loops) != len(axes) or along is None:
+    loops, found = sch.get_loops(block), _read_along(sch, block)
+    if len(loops) != len(sch.get(block).iter_vars) or found is None:
         return None
-    index, part = along
+    index, part = found
     lengths = [part or sch.get(loops[index]).extent, sch.get(loops[-1]).extent]
     known = [int(length) for length in lengths if isinstance(length, tirx.IntImm | int)]
     lanes = BYTE_ROWS if str(sch.get(block).writes[0].source.ty.dtype) in BYTES else machine.lanes
@@ -70,30 +70,43 @@ def transpose(sch: Schedule, block: SBlockRV, machine: Machine) -> tuple[list[Lo
 
 
 def part_last(sch: Schedule, block: SBlockRV) -> None:
-    """Make two axes of the last where neighbours on it come from a few rows in turns, as a pixel shuffle has it."""
+    """Make two axes of the last where a part of it is read as an axis: each tile is of one part, then.
+
+    Neighbours on it may come from a few rows in turns, as a pixel shuffle has it, or a part of them from as many rows.
+    """
     axes = sch.get(block).iter_vars
     if not axes:
         return
     last, analyzer = axes[-1], _knowing((axis.var, axis.dom) for axis in axes)
-    turns: set[int] = set()
-
-    def look(node: tirx.FloorMod) -> None:
-        if node.a.same_as(last.var) and isinstance(node.b, tirx.IntImm):
-            turns.add(int(node.b))
-
+    counts: set[int] = set()
+    is_across = False
     for region in sch.get(block).reads:
-        for item in region.region:
-            tvm_ffi.structural_walk(analyzer.simplify(item.min), [(tirx.FloorMod, look)])
+        places = [analyzer.simplify(place) for place in _stepping(region.source, [item.min for item in region.region])]
+        found = [_turns(place, last.var) for place in places]
+        counts.update(*found)
+        is_across |= any(found[:-1]) and not found[-1]
     extent = last.dom.extent
-    if len(turns) != 1 or not isinstance(extent, tirx.IntImm):
+    if len(counts) != 1 or not isinstance(extent, tirx.IntImm):
         return
-    (count,) = turns
-    if count <= LEAST and int(extent) % count == 0:
+    (count,) = counts
+    if (count <= LEAST or is_across) and int(extent) % count == 0 and count < int(extent):
         parted = tirx.IndexMap.from_func(lambda *at: (*at[:-1], at[-1] // count, at[-1] % count), ndim=len(axes))
         sch.transform_block_layout(block, parted)
 
 
-def _read_along(sch: Schedule, block: SBlockRV, axes: list[Any]) -> tuple[int, int | None] | None:
+def _turns(place: Any, variable: Any) -> set[int]:
+    """Return after how many numbers of a variable a place is the same again, each that it is taken apart by."""
+    turns: set[int] = set()
+
+    def look(node: tirx.FloorMod) -> None:
+        if node.a.same_as(variable) and isinstance(node.b, tirx.IntImm):
+            turns.add(int(node.b))
+
+    tvm_ffi.structural_walk(place, [(tirx.FloorMod, look)])
+    return turns
+
+
+def _read_along(sch: Schedule, block: SBlockRV) -> tuple[int, int | None] | None:
     """Return the axis along which a block reads one tensor, not the last, and the size of a block of it where it is.
 
     None where what it reads lies as what it writes.
@@ -102,24 +115,36 @@ def _read_along(sch: Schedule, block: SBlockRV, axes: list[Any]) -> tuple[int, i
     kinds = {str(region.source.ty.dtype) for region in regions}
     if not (kinds <= set(KINDS) or (len(kinds) == 1 and kinds <= set(BYTES))):
         return None
-    found, analyzer = [], _knowing((axis.var, axis.dom) for axis in sch.get(block).iter_vars)
-    for region in sch.get(block).reads:
-        places = [analyzer.simplify(place) for place in _stepping(region.source, [item.min for item in region.region])]
-        if not any(rewriting.reads(place, axes[-1]) for place in places) or rewriting.reads(places[-1], axes[-1]):
-            continue
-        place, part = places[-1], None
-        if isinstance(place, tirx.FloorMod) and isinstance(place.b, tirx.IntImm):
-            place, part = place.a, int(place.b)
-        index = next((number for number, axis in enumerate(axes[:-1]) if place.same_as(axis)), None)
-        if index is None and part is None:  # a shape was changed before
-            index = next((number for number, axis in enumerate(axes[:-1]) if _is_next(place, axis)), None)
-        if index is None:
-            return None
-        extent = sch.get(block).iter_vars[index].dom.extent
-        if part is not None and (not isinstance(extent, tirx.IntImm) or int(extent) % part):
-            return None
-        found.append((index, part))
-    return found[0] if len(found) == 1 else None
+    axes = list(sch.get(block).iter_vars)
+    found = [seen for region in sch.get(block).reads if (seen := _exchange(region, axes)) is not None]
+    if len(found) != 1:
+        return None
+    ((index, part),) = found
+    if index is None or (part is not None and not _has_whole(axes[index].dom.extent, part)):
+        return None
+    return index, part
+
+
+def _exchange(region: Any, axes: Sequence[Any]) -> tuple[int | None, int | None] | None:
+    """Return the axis along which a region is read, if it is one, and the size of a block; None where it is the last.
+
+    Where a region's address is no sum of steps on each axis, its places tell.
+    """
+    analyzer, read = _knowing((axis.var, axis.dom) for axis in axes), [item.min for item in region.region]
+    steps = steps_of(read, region.source, axes)
+    if steps is not None:
+        return (along(steps), None) if crosses(steps[-2]) else None
+    places = [analyzer.simplify(place) for place in _stepping(region.source, read)]
+    if rewriting.reads(places[-1], axes[-1].var) or not any(rewriting.reads(place, axes[-1].var) for place in places):
+        return None
+    place, part = places[-1], None
+    if isinstance(place, tirx.FloorMod) and isinstance(place.b, tirx.IntImm):
+        place, part = place.a, int(place.b)
+    return next((number for number, axis in enumerate(axes[:-1]) if place.same_as(axis.var)), None), part
+
+
+def _has_whole(extent: Any, part: int) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) % part == 0
 
 
 def transpose_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -129,7 +154,7 @@ def transpose_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def mutate(loop: tirx.For, mutator: Any) -> Any:
         if TILE not in loop.annotations:
             return mutator.default_mutate(loop)
-        return _by_tiles(loop, buffers) or loop
+        return _by_tiles(loop, int(loop.annotations[TILE]), buffers) or loop
 
     body = tvm_ffi.structural_mutate(function.body, [(tirx.For, mutate)])
     if not buffers:
@@ -140,9 +165,9 @@ def transpose_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function.with_body(s_tir.SBlockRealize([], True, block))
 
 
-def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
-    """Return the loops over the tiles; None where the block is not what it seemed to be."""
-    row, realize, rows = loop.body, getattr(loop.body, "body", None), int(loop.annotations[TILE])
+def _by_tiles(loop: tirx.For, rows: int, buffers: list[Any]) -> Any:
+    """Return the loops over the tiles of so many rows; None where the block is not what it seemed to be."""
+    row, realize = loop.body, getattr(loop.body, "body", None)
     if not isinstance(row, tirx.For) or not isinstance(realize, s_tir.SBlockRealize):
         return None
     if rewriting.conjuncts(realize.predicate) or not isinstance(realize.block.body, tirx.BufferStore):
@@ -152,15 +177,11 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
     ranges = ((each.loop_var, Range.from_min_extent(each.min, each.extent)) for each in (loop, row))
     store = _simplified(rewriting.substitute(own, bound.get), ranges)
     reads = rewriting.loads(store.value)
-    across = [
-        load
-        for load in reads
-        if any(rewriting.reads(place, row.loop_var) for place in _stepping(load.source, load.indices)[:-1])
-    ]
+    across = [load for load in reads if _is_read_across(load, row.loop_var)]
     if not across or not all(tvm_ffi.structural_equal(load, across[0]) for load in across):
         return None
     load = across[0]
-    if not _is_next(load.indices[-1], loop.loop_var) or rewriting.reads(load.indices[-1], row.loop_var):
+    if not _is_next(load, loop.loop_var):
         return None
     stages = [_local(load, rows, stage) for stage in range(rows.bit_length())]
     buffers += stages
@@ -199,8 +220,9 @@ def _by_tiles(loop: tirx.For, buffers: list[Any]) -> Any:
     enough = Analyzer().simplify(tirx.all(loop.extent >= rows, row.extent >= rows))
     if isinstance(enough, tirx.IntImm):
         return tiles if int(enough) else None
+    smaller = _by_tiles(rewriting.clone(loop), LEAST, buffers) if rows > LEAST else None
     plain = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, row)
-    return tirx.IfThenElse(enough, tiles, plain)
+    return tirx.IfThenElse(enough, tiles, smaller or plain)
 
 
 def _beside(load: Any, extent: Any, rows: int) -> int:
@@ -247,10 +269,18 @@ def _count(turns: Any) -> int:
     return int(turns) if isinstance(turns, tirx.IntImm) else SHARED
 
 
-def _is_next(place: Any, variable: Any) -> bool:
-    """Return whether a place grows by one with a variable."""
-    linear = detect_linear_equation(place, [variable])
+def _is_next(load: Any, variable: Any) -> bool:
+    """Return whether a load's place grows by one with a variable."""
+    linear = detect_linear_equation(rewriting.address(load.indices, load.source), [variable])
     return len(linear) == 2 and isinstance(linear[0], tirx.IntImm) and int(linear[0]) == 1
+
+
+def _is_read_across(load: Any, variable: Any) -> bool:
+    """Return whether neighbours along a variable lie apart."""
+    linear = detect_linear_equation(rewriting.address(load.indices, load.source), [variable])
+    if linear:
+        return crosses(linear[0])
+    return any(rewriting.reads(place, variable) for place in _stepping(load.source, load.indices)[:-1])
 
 
 def _local(load: Any, rows: int, stage: int) -> Any:
