@@ -33,13 +33,13 @@ def join(function: tirx.PrimFunc) -> tirx.PrimFunc:
     loads = rewriting.loads(store.value)
     if not loads or [place for place, axis in zip(store.indices, axes, strict=False) if not place.same_as(axis.var)]:
         return function
-    steps = [steps_of(load.indices, load.source, axes) for load in loads]
-    own = steps_of(store.indices, store.buffer, axes)
-    if own is None or None in steps or all(along(found) is None for found in steps):
+    accesses = [(store.indices, store.buffer), *((load.indices, load.source) for load in loads)]
+    steps = [found for places, buffer in accesses if (found := steps_of(places, buffer, axes)) is not None]
+    if len(steps) < len(accesses) or all(along(found) is None for found in steps):
         return function
     extents = [axis.dom.extent for axis in axes]
     joined = [
-        all(_is_one_axis(found[number : number + 2], extents[number + 1]) for found in (own, *steps))
+        all(_is_one_axis(found[number], found[number + 1], extents[number + 1]) for found in steps)
         for number in range(len(axes) - 1)
     ]
     if not any(joined) or _uses(store.value, axes) != sum(_uses(load.indices, axes) for load in loads):
@@ -47,35 +47,39 @@ def join(function: tirx.PrimFunc) -> tirx.PrimFunc:
     for number, is_joined in enumerate(joined):
         if is_joined:
             extents[number : number + 2] = [tirx.const(1, "int64"), extents[number] * extents[number + 1]]
+    body = rewriting.map_realizes(inlined.body, lambda old: _by_address(old, axes))
+    return inlined.with_body(rewriting.with_axes(body, dict(zip(realize.iter_values, extents, strict=True))))
 
-    def by_address(load: Any) -> Any:
+
+def _by_address(realize: Any, axes: Sequence[Any]) -> Any:
+    """Return a block that finds what it reads by its address, which goes on behind the end of an axis."""
+
+    def change(load: Any) -> Any:
         if not _uses(load.indices, axes):
             return load
-        found = steps_of(load.indices, load.source, axes)
-        place = sum((axis.var * step for axis, step in zip(axes, found, strict=False)), found[-1])
-        return tirx.BufferLoad(load.source, [*[tirx.const(0, "int64")] * (len(load.indices) - 1), place])
+        first = [tirx.const(0, "int64")] * (len(load.indices) - 1)
+        return tirx.BufferLoad(load.source, [*first, _address(load.indices, load.source, axes)])
 
-    def changed(old: Any) -> Any:
-        content = tvm_ffi.structural_map(old.block.body, [(TensorLoad, by_address)])
-        reads = [
-            tirx.BufferRegion(load.source, [Range.from_min_extent(place, 1) for place in load.indices])
-            for load in rewriting.loads(content)
-        ]
-        kept = old.block
-        block = s_tir.SBlock(kept.iter_vars, reads, kept.writes, kept.name_hint, content, annotations=kept.annotations)
-        return s_tir.SBlockRealize(old.iter_values, old.predicate, block)
+    old = realize.block
+    content = tvm_ffi.structural_map(old.body, [(TensorLoad, change)])
+    reads = [
+        tirx.BufferRegion(load.source, [Range.from_min_extent(place, 1) for place in load.indices])
+        for load in rewriting.loads(content)
+    ]
+    block = s_tir.SBlock(old.iter_vars, reads, old.writes, old.name_hint, content, annotations=old.annotations)
+    return s_tir.SBlockRealize(realize.iter_values, realize.predicate, block)
 
-    body = rewriting.map_realizes(inlined.body, changed)
-    return inlined.with_body(rewriting.with_axes(body, dict(zip(realize.iter_values, extents, strict=True))))
+
+def _address(places: Any, buffer: Any, axes: Sequence[Any]) -> Any:
+    analyzer = Analyzer()
+    for axis in axes:
+        analyzer.bind(axis.var, axis.dom)
+    return rewriting.address([analyzer.simplify(place) for place in places], buffer)
 
 
 def steps_of(places: Any, buffer: Any, axes: Sequence[Any]) -> list[Any] | None:
     """Return how far apart neighbours on each axis lie in a buffer, and where the first is; None where that varies."""
-    analyzer = Analyzer()
-    for axis in axes:
-        analyzer.bind(axis.var, axis.dom)
-    simple = [analyzer.simplify(place) for place in places]
-    linear = detect_linear_equation(rewriting.address(simple, buffer), [axis.var for axis in axes])
+    linear = detect_linear_equation(_address(places, buffer, axes), [axis.var for axis in axes])
     return list(linear) or None
 
 
@@ -90,9 +94,9 @@ def crosses(step: Any) -> bool:
     return not (_is(step, 0) or _is(step, 1))
 
 
-def _is_one_axis(steps: Sequence[Any], extent: Any) -> bool:
+def _is_one_axis(step: Any, next_step: Any, extent: Any) -> bool:
     """Return whether a step on the first of two axes is a row of the second, which is as long as ``extent`` says."""
-    return Analyzer().can_prove_equal(steps[0], steps[1] * extent)
+    return bool(Analyzer().can_prove_equal(step, next_step * extent))
 
 
 def _is(step: Any, number: int) -> bool:
