@@ -73,7 +73,8 @@ def emit(graph: Graph, source: Value, weight: Array, geometry: Geometry, stored:
         own = replace(geometry, channels=count) if geometry.groups == 1 else geometry
         plan = choose_plan(machine, own) if geometry.is_static else None
         unit = None if is_nchw else channels_at_once(count // own.groups, machine.lanes)
-        packed = pack_weight(weight[:, part], machine.lanes, unit, oc_blocks=plan.oc_blocks if plan else None)
+        blocks = plan.oc_blocks if plan else dynamic_shape.stored_blocks(machine, own)
+        packed = pack_weight(weight[:, part], machine.lanes, unit, oc_blocks=blocks)
         if is_paired:
             packed = bfloat16_pairs.paired(packed[..., ::2, :], packed[..., 1::2, :])
         read = image
@@ -147,12 +148,11 @@ def convolve(image: te.Tensor, weight: te.Tensor, geometry: Geometry, plan: Plan
             weighted = weight(oc_block, part, 0, 0, *lane, out)
             return te.sum(product(image, (n, first(oc_block), h, w), channels, weighted), axis=channels)
 
-        return te.compute(
-            (batch, oc_blocks, out_h, out_w, lanes),
-            pixel,
-            name="convolve",
-            attrs={**attributes, flatten_pixels.ANY_ORDER: flatten_pixels.HEIGHT},
-        )
+        attributes[flatten_pixels.ANY_ORDER] = flatten_pixels.HEIGHT
+        if stored_oc_blocks == oc_blocks:
+            return te.compute((batch, oc_blocks, out_h, out_w, lanes), pixel, name="convolve", attrs=attributes)
+        sums = te.compute((batch, stored_oc_blocks, out_h, out_w, lanes), pixel, name="sums", attrs=attributes)
+        return te.compute((batch, oc_blocks, out_h, out_w, lanes), sums, name="convolve")
     if plan is not None:
         attributes |= {ROW_BLOCKS: plan.row_blocks, PIXELS: plan.tile.pixels, VECTORS: plan.tile.vectors}
     if skips:

@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
+from forge_pipeline.codegen.float32.conv.plan import is_pointwise
 from forge_pipeline.codegen.layout.typical_extents import UNKNOWN, Typical
 from forge_pipeline.codegen.tir import primitives, row_blocks
 from forge_pipeline.codegen.tir.edges import open_edges, skipped_taps
@@ -164,6 +165,23 @@ def typical_tile(
     machine: Machine, oc_blocks: int, steps: int, *, widths: tuple[int, ...], most: int | None = None
 ) -> tuple[int, int]:
     """Return pixels and vectors of the tile that takes the fewest cycles for a pixel, on average over ``widths``."""
+    return _best_tile(machine, oc_blocks, steps, widths, most)[1:]
+
+
+def stored_blocks(machine: Machine, geometry: Geometry) -> int:
+    """Return of how many vectors of filters weights are stored: of one more than there are where tiles gain by it."""
+    blocks = -(-geometry.filters // machine.lanes)
+    if geometry.groups > 1:
+        return blocks
+    widths = (primitives.UNKNOWN**2,) if is_pointwise(geometry) else WIDTHS
+    counts = (blocks, blocks + 1)
+    return min(counts, key=lambda count: count * _best_tile(machine, count, geometry.steps, widths)[0])
+
+
+def _best_tile(
+    machine: Machine, oc_blocks: int, steps: int, widths: tuple[int, ...], most: int | None = None
+) -> tuple[float, int, int]:
+    """Return the cycles of a pixel and a vector, and the tile's pixels and vectors."""
     best: tuple[float, int, int] | None = None
     for vectors in (nr for nr in (1, 2, 3, 4) if oc_blocks % nr == 0):
         for pixels in range(1, (most or machine.registers) + 1):
@@ -175,4 +193,4 @@ def typical_tile(
             if best is None or cycles <= best[0]:
                 best = (cycles, pixels, vectors)
     assert best is not None  # noqa: S101 - one by one always fits
-    return best[1], best[2]
+    return best

@@ -243,7 +243,7 @@ def _max_unpool(node: NodeImport) -> Any:
 
 
 def _column_to_image(node: NodeImport) -> Any:
-    """Col2Im: each pixel is the sum of all that blocks have at its place."""
+    """Col2Im: each pixel is the sum of all that blocks have at its place, which is one number where none overlap."""
     blocks = node.contents(2, "a block's extents")
     if not all(isinstance(extent, int) for extent in blocks):
         raise NotImplementedError("a block's extents that hang on others")
@@ -253,6 +253,19 @@ def _column_to_image(node: NodeImport) -> Any:
     strides, dilations = (tuple(node.attributes.get(name, ones)) for name in ("strides", "dilations"))
     pads = tuple(node.attributes.get("pads", ())) or (0,) * (2 * space)
     dtype = node.dtype()
+    do_touch = strides != tuple(kernel) or any(pads) or any(dilation > 1 for dilation in dilations)
+
+    def apart(columns: Any, *extents: Any) -> Any:
+        counts = [extent // width for extent, width in zip(extents[2:], kernel, strict=True)]
+
+        def element(n: Any, c: Any, *at: Any) -> Any:
+            tap, block, fits = c, tirx.const(0, "int64"), []
+            for place, width, count in zip(at, kernel, counts, strict=True):
+                tap, block = tap * width + tirx.floormod(place, width), block * count + tirx.floordiv(place, width)
+                fits.append(place < count * width)
+            return tirx.if_then_else(tirx.all(*fits), columns(n, tap, block), tirx.const(0, dtype))
+
+        return te.compute(extents, element, name="col2im")
 
     def gathered(columns: Any, *extents: Any) -> Any:
         taps = [te.reduce_axis((0, width), name=f"k{axis}") for axis, width in enumerate(kernel)]
@@ -275,7 +288,7 @@ def _column_to_image(node: NodeImport) -> Any:
 
         return te.compute(extents, element, name="col2im")
 
-    return node.kernel(gathered, node.input(0), sizes=node.result_shape(), name="col2im")
+    return node.kernel(gathered if do_touch else apart, node.input(0), sizes=node.result_shape(), name="col2im")
 
 
 CONVERTERS: Mapping[str, Converter] = {
