@@ -114,6 +114,36 @@ def test_a_region_is_read_as_onnx_runtime_reads_it(mode: str, ratio: int, is_hal
     check(node, feeds, shapes=shapes if is_open else None)
 
 
+@pytest.mark.parametrize("is_open", [False, True], ids=["known", "open"])
+@pytest.mark.parametrize(
+    "how",
+    [{"strides": [2, 3]}, {"strides": [2, 3], "pads": [1, 0, 1, 2]}, {}, {"strides": [2, 3], "dilations": [2, 1]}],
+    ids=["apart", "padded", "overlapping", "dilated"],
+)
+@pytest.mark.parametrize("size", [(8, 9), (9, 11), (24, 30)], ids=str)
+def test_blocks_are_put_back_where_onnx_runtime_puts_them(size: tuple[int, int], how: Any, *, is_open: bool) -> None:
+    """Some pixels at the ends belong to no block, where steps do not divide an image."""
+    pads, strides, dilations = (how.get(name, default) for name, default in
+                                (("pads", [0] * 4), ("strides", [1, 1]), ("dilations", [1, 1])))  # fmt: skip
+    counts = [
+        (size[axis] + pads[axis] + pads[2 + axis] - dilations[axis] * ((2, 3)[axis] - 1) - 1) // strides[axis] + 1
+        for axis in range(2)
+    ]
+    node = helper.make_node("Col2Im", ["x", "size", "block"], ["y"], **how)
+    x = numbers(2, 5 * 6, counts[0] * counts[1])
+    weights = {"size": np.int64(size), "block": np.int64([2, 3])}
+    if not is_open:
+        check(node, {"x": x}, weights)
+        return
+    like = numbers(1, 1, *size)
+    model = model_of(
+        node, {"x": x, "like": like}, {"block": weights["block"]}, {"x": ("n", 30, "l"), "like": ("m", 1, "h", "w")}
+    )
+    model.graph.node.insert(0, helper.make_node("Shape", ["like"], ["size"], start=2))
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x, "like": like})
+    assert_close(computed(model, {"x": x, "like": like}), expected, within=1e-5)
+
+
 def test_an_image_of_bool_is_refused_by_its_node() -> None:
     ports = [
         helper.make_tensor_value_info("x", TensorProto.BOOL, [1, 1, 4, 4]),
