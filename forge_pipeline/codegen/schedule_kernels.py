@@ -172,6 +172,10 @@ def _rewritten(function: tirx.PrimFunc, rule: Rule, machine: Machine) -> tirx.Pr
     done = skipped_taps.skip(done)  # where each tile is known for good
     if rows.may_be_few(rule.kernel) and rule.scheduler is not fallback.schedule:
         done = rows.by_count(done, _rewrite_loops(_apply(rule.kernel.with_attr(rows.FEW, 1), rule, machine)))
+    if rule.scheduler is elementwise.schedule:
+        for batch, kernel in joined_axes.of_one(rule.kernel):
+            single = _rewrite_loops(_apply(joined_axes.join(kernel), rule, machine))
+            done = rewriting.either(batch != 1, done, single)
     return narrow_store.pack_stores(done).with_attr("tirx.is_scheduled", True)
 
 

@@ -261,8 +261,4 @@ def may_be_few(kernel: tirx.PrimFunc) -> bool:
 def by_count(many: tirx.PrimFunc, few: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return a kernel that computes as ``few`` does where a call brings few rows."""
     *leading, _ = rewriting.realizes(many.body)[-1].block.writes[0].source.ty.shape
-    first, second = many.body.block, rewriting.clone(few.body, few.body.block.alloc_buffers).block
-    body = tirx.IfThenElse(Rows.of(leading).count >= FEWEST, first.body, second.body)
-    buffers = [*first.alloc_buffers, *second.alloc_buffers]
-    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
-    return many.with_body(SBlockRealize([], True, root))
+    return rewriting.either(Rows.of(leading).count >= FEWEST, many, few)

@@ -8,7 +8,8 @@ what is read is found by its address, as the only place along the tensor's last 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tvm_ffi
@@ -17,57 +18,118 @@ from tvm.ir import Range, TensorLoad, Var
 from tvm.sym import Analyzer, detect_linear_equation
 
 from forge_pipeline.codegen.tir import primitives, rewriting
+from forge_pipeline.codegen.tir.broadcasting import is_one
 
 
 def join(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return an elementwise kernel with such axes as one, where it reads along another axis than it writes."""
+    """Return an elementwise kernel with such axes as one, where it reads along another axis than it writes.
+
+    Axes of one number at the end are left out: the one before is last.
+    """
     sch = s_tir.Schedule(function)
     for block in primitives.blocks(sch)[:-1]:
         sch.compute_inline(block)
-    inlined = sch.mod["main"]
-    realizes = rewriting.realizes(inlined.body)
-    if len(realizes) != 1 or not isinstance(realizes[0].block.body, tirx.BufferStore):
-        return function
-    (realize,) = realizes
+    kernel = sch.mod["main"]
+    realize = _only_store(kernel)
+    while realize is not None and len(realize.block.iter_vars) > 1 and is_one(realize.block.iter_vars[-1].dom.extent):
+        kernel = _without(kernel, realize, len(realize.block.iter_vars) - 1)
+        realize = _only_store(kernel)
+    return function if realize is None else _joined(kernel, realize) or function
+
+
+def _joined(kernel: tirx.PrimFunc, realize: Any) -> tirx.PrimFunc | None:
+    """Return a kernel of one store with joined axes; None where it exchanges none."""
     store, axes = realize.block.body, list(realize.block.iter_vars)
     loads = rewriting.loads(store.value)
-    if not loads or [place for place, axis in zip(store.indices, axes, strict=False) if not place.same_as(axis.var)]:
-        return function
     accesses = [(store.indices, store.buffer), *((load.indices, load.source) for load in loads)]
     steps = [found for places, buffer in accesses if (found := steps_of(places, buffer, axes)) is not None]
     if len(steps) < len(accesses) or all(along(found) is None for found in steps):
-        return function
+        return None
     extents = [axis.dom.extent for axis in axes]
     joined = [
         all(_is_one_axis(found[number], found[number + 1], extents[number + 1]) for found in steps)
         for number in range(len(axes) - 1)
     ]
     if not any(joined) or _uses(store.value, axes) != sum(_uses(load.indices, axes) for load in loads):
-        return function
+        return kernel
     for number, is_joined in enumerate(joined):
         if is_joined:
             extents[number : number + 2] = [tirx.const(1, "int64"), extents[number] * extents[number + 1]]
-    body = rewriting.map_realizes(inlined.body, lambda old: _by_address(old, axes))
-    return inlined.with_body(rewriting.with_axes(body, dict(zip(realize.iter_values, extents, strict=True))))
+    body = rewriting.map_realizes(kernel.body, lambda old: _by_address(old, axes))
+    return kernel.with_body(rewriting.with_axes(body, dict(zip(realize.iter_values, extents, strict=True))))
 
 
-def _by_address(realize: Any, axes: Sequence[Any]) -> Any:
-    """Return a block that finds what it reads by its address, which goes on behind the end of an axis."""
+def _only_store(kernel: tirx.PrimFunc) -> Any | None:
+    """Return a kernel's block, if it is one that stores a number."""
+    realizes = rewriting.realizes(kernel.body)
+    return realizes[0] if len(realizes) == 1 and isinstance(realizes[0].block.body, tirx.BufferStore) else None
+
+
+def of_one(function: tirx.PrimFunc) -> Iterator[tuple[Any, tirx.PrimFunc]]:
+    """Yield what may be one, and a kernel for that: an open batch that changes places with a last axis.
+
+    What has the batch last then has the axis before it last, along which tiles are cut.
+    """
+    realize = _only_store(function)
+    if realize is None:
+        return
+    store, axes = realize.block.body, list(realize.block.iter_vars)
+    for load in rewriting.loads(store.value):
+        steps = steps_of(load.indices, load.source, axes)
+        at = None if steps is None else along(steps)
+        if at is None:
+            continue
+        for number, buffer in ((at, store.buffer), (len(axes) - 1, load.source)):
+            batch = buffer.ty.shape[0]
+            if isinstance(batch, Var) and axes[number].dom.extent.same_as(batch):
+                yield batch, _without(function, realize, number)
+        return
+
+
+def _without(function: tirx.PrimFunc, realize: Any, number: int) -> tirx.PrimFunc:
+    """Return a kernel without an axis of its block, whose extent is one wherever else it occurs."""
+    axes = list(realize.block.iter_vars)
+    extent = axes[number].dom.extent
+    known = {axes[number].var: 0} | ({extent: 1} if isinstance(extent, Var) else {})
+    found = _by_address(realize, axes, known).block
+    own = [
+        tirx.IterVar((0, rewriting.substitute(axis.dom.extent, known.get)), axis.var, axis.iter_type)
+        for axis in axes[:number] + axes[number + 1 :]
+    ]
+    turns = [tirx.Var(axis.var.name, axis.var.ty.dtype) for axis in own]
+    block = s_tir.SBlock(own, found.reads, found.writes, found.name_hint, found.body, annotations=found.annotations)
+    body: Any = s_tir.SBlockRealize(turns, True, block)
+    for turn, axis in reversed(list(zip(turns, own, strict=True))):
+        body = tirx.For(turn, 0, axis.dom.extent, tirx.ForKind.SERIAL, body)
+    return function.with_body(s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body)))
+
+
+def _by_address(realize: Any, axes: Sequence[Any], known: Mapping[Any, int] = MappingProxyType({})) -> Any:
+    """Return a block that finds all by address, which goes on behind the end of an axis; with ``known`` variables."""
+
+    def placed(places: Any, buffer: Any) -> list[Any]:
+        if not _uses(places, axes):
+            return list(places)
+        place = rewriting.substitute(_address(places, buffer, axes), known.get)
+        return [*[tirx.const(0, "int64")] * (len(places) - 1), Analyzer().simplify(place)]
 
     def change(load: Any) -> Any:
-        if not _uses(load.indices, axes):
-            return load
-        first = [tirx.const(0, "int64")] * (len(load.indices) - 1)
-        return tirx.BufferLoad(load.source, [*first, _address(load.indices, load.source, axes)])
+        return tirx.BufferLoad(load.source, placed(load.indices, load.source))
 
     old = realize.block
-    content = tvm_ffi.structural_map(old.body, [(TensorLoad, change)])
-    reads = [
-        tirx.BufferRegion(load.source, [Range.from_min_extent(place, 1) for place in load.indices])
-        for load in rewriting.loads(content)
-    ]
-    block = s_tir.SBlock(old.iter_vars, reads, old.writes, old.name_hint, content, annotations=old.annotations)
+    content = rewriting.substitute(tvm_ffi.structural_map(old.body.value, [(TensorLoad, change)]), known.get)
+    store = tirx.BufferStore(old.body.buffer, content, placed(old.body.indices, old.body.buffer))
+    reads = _regions((load.source, load.indices) for load in rewriting.loads(content))
+    writes = _regions([(store.buffer, store.indices)])
+    block = s_tir.SBlock(old.iter_vars, reads, writes, old.name_hint, store, annotations=old.annotations)
     return s_tir.SBlockRealize(realize.iter_values, realize.predicate, block)
+
+
+def _regions(accesses: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """Return the numbers that are at these places of these buffers."""
+    return [
+        tirx.BufferRegion(buffer, [Range.from_min_extent(place, 1) for place in places]) for buffer, places in accesses
+    ]
 
 
 def _address(places: Any, buffer: Any, axes: Sequence[Any]) -> Any:

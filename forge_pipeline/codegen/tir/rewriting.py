@@ -171,6 +171,15 @@ def with_value(realize: SBlockRealize, axis: int, place: Any, content: Any) -> S
     return s_tir.SBlockRealize(values, True, block)
 
 
+def either(condition: Any, function: tirx.PrimFunc, otherwise: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a kernel that does what one does under a condition, and what the other does else."""
+    first, second = function.body.block, clone(otherwise.body, otherwise.body.block.alloc_buffers).block
+    body = tirx.IfThenElse(condition, first.body, second.body)
+    buffers = [*first.alloc_buffers, *second.alloc_buffers]
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
+    return function.with_body(SBlockRealize([], True, root))
+
+
 def with_functions(module: tvm.IRModule, functions: Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]) -> tvm.IRModule:
     """Return ``module`` with other functions for some of its variables."""
     module = module.clone()

@@ -107,7 +107,7 @@ def _turns(place: Any, variable: Any) -> set[int]:
 
 
 def _read_along(sch: Schedule, block: SBlockRV) -> tuple[int, int | None] | None:
-    """Return the axis along which a block reads one tensor, not the last, and the size of a block of it where it is.
+    """Return the axis along which a block reads tensors, not the last, and the size of a block of it where it is one.
 
     None where what it reads lies as what it writes.
     """
@@ -117,9 +117,9 @@ def _read_along(sch: Schedule, block: SBlockRV) -> tuple[int, int | None] | None
         return None
     axes = list(sch.get(block).iter_vars)
     found = [seen for region in sch.get(block).reads if (seen := _exchange(region, axes)) is not None]
-    if len(found) != 1:
+    if len(set(found)) != 1:
         return None
-    ((index, part),) = found
+    index, part = found[0]
     if index is None or (part is not None and not _has_whole(axes[index].dom.extent, part)):
         return None
     return index, part
@@ -177,35 +177,37 @@ def _by_tiles(loop: tirx.For, rows: int, buffers: list[Any]) -> Any:
     ranges = ((each.loop_var, Range.from_min_extent(each.min, each.extent)) for each in (loop, row))
     store = _simplified(rewriting.substitute(own, bound.get), ranges)
     reads = rewriting.loads(store.value)
-    across = [load for load in reads if _is_read_across(load, row.loop_var)]
-    if not across or not all(tvm_ffi.structural_equal(load, across[0]) for load in across):
+    across: list[Any] = []
+    for load in reads:
+        if _is_read_across(load, row.loop_var) and not any(tvm_ffi.structural_equal(load, seen) for seen in across):
+            across.append(load)
+    if not across or not all(_is_next(load, loop.loop_var) for load in across):
         return None
-    load = across[0]
-    if not _is_next(load, loop.loop_var):
-        return None
-    stages = [_local(load, rows, stage) for stage in range(rows.bit_length())]
-    buffers += stages
+    stages = [[_local(load, rows, stage) for stage in range(rows.bit_length())] for load in across]
+    buffers += [stage for own in stages for stage in own]
     width = loop.loop_var.ty.dtype
 
     def at(tree: Any, along: Any, place: Any) -> Any:
         names = {loop.loop_var: along, row.loop_var: place}
         return rewriting.substitute(tree, lambda seen: next((n for v, n in names.items() if seen.same_as(v)), None))
 
-    count = _beside(load, row.extent, rows)
+    count = min(_beside(load, row.extent, rows) for load in across)
     tile, turn, beside = (tirx.Var(name, width) for name in ("tile", "turn", "beside"))
     first = tirx.min(turn * rows, loop.extent - rows) + loop.min
     start = tirx.min((tile * count + beside) * rows, row.extent - rows) + row.min
     steps: list[Any] = []
+    for load, own in zip(across, stages, strict=True):
+        for number in range(rows):
+            lane = tirx.Var("lane", width)
+            value = tirx.BufferStore(own[0], at(load, first + lane, start + number), [number * rows + lane])
+            steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, value))
+        for source, made in pairwise(own):
+            steps += _take_turns(source, made, rows)
     for number in range(rows):
         lane = tirx.Var("lane", width)
-        value = tirx.BufferStore(stages[0], at(load, first + lane, start + number), [number * rows + lane])
-        steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, value))
-    for source, made in pairwise(stages):
-        steps += _take_turns(source, made, rows)
-    for number in range(rows):
-        lane = tirx.Var("lane", width)
-        found = tirx.BufferLoad(stages[-1], [number * rows + lane])
-        value = _replaced(store.value, load, found)
+        value = store.value
+        for load, own in zip(across, stages, strict=True):
+            value = _replaced(value, load, tirx.BufferLoad(own[-1], [number * rows + lane]))
         places = [at(place, first + number, start + lane) for place in store.indices]
         content = tirx.BufferStore(store.buffer, at(value, first + number, start + lane), places)
         steps.append(tirx.For(lane, 0, rows, tirx.ForKind.VECTORIZED, content))

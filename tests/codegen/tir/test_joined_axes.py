@@ -62,6 +62,16 @@ def test_what_is_exchanged_is_that_of_numpy(shape: tuple[Any, ...], order: tuple
     check(transposed(shape, order, kind=KINDS[kind]), order, given)
 
 
+@pytest.mark.parametrize("order", [(3, 1, 2, 0), (1, 2, 3, 0), (3, 2, 1, 0)], ids=str)
+@pytest.mark.parametrize("shape", [("N", 6, "L", 33), (33, 6, "L", "N"), ("N", "L", 6, "M")], ids=str)
+def test_a_batch_changes_places_with_a_last_axis(shape: tuple[Any, ...], order: tuple[int, ...]) -> None:
+    given = []
+    for batch, length, last in [(1, 17, 40), (1, 1, 3), (2, 5, 33), (7, 3, 1), (0, 4, 9), (18, 17, 16)]:
+        sizes = {"N": batch, "L": length, "M": last}
+        given.append(numbers(TensorProto.FLOAT, *(sizes.get(extent, extent) for extent in shape)))
+    check(transposed(shape, order), order, given)
+
+
 @pytest.mark.parametrize("order", [(0, 3, 1, 2), (0, 3, 2, 1), (0, 2, 3, 1)], ids=str)
 @pytest.mark.parametrize("apart", [(1, 32, 2, 48), (1, 48, 2, 32), (2, 96, 2, 8), (1, 64, 3, 16)], ids=str)
 def test_an_axis_that_is_taken_apart_first_is_exchanged_part_by_part(
@@ -71,9 +81,33 @@ def test_an_axis_that_is_taken_apart_first_is_exchanged_part_by_part(
     check(transposed(shape, order, *apart), order, [numbers(TensorProto.FLOAT, *shape)], *apart)
 
 
+@pytest.mark.parametrize("shape", [("N", 6, "L", 33), (1, 40, 9, 7), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (3, 1, 2, 0)], ids=str)
+def test_what_is_computed_of_several_tensors_is_exchanged_with_them(
+    shape: tuple[Any, ...], order: tuple[int, ...]
+) -> None:
+    """One of them is read as it is, one as one row, and one is a mask of its last axes."""
+    model = transposed(shape, order)
+    given = [numbers(TensorProto.FLOAT, *(own if isinstance(own, int) else 17 for own in shape)) for _ in range(2)]
+    given.append(given[0][0, 0])
+    model.graph.node[0].input[0] = "product"
+    model.graph.node.insert(0, helper.make_node("Mul", ["sum", "z"], ["product"]))
+    model.graph.node.insert(0, helper.make_node("Add", ["x", "w"], ["sum"]))
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, shape))
+    model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, shape[2:]))
+    wanted = ((given[0] + given[1]) * given[2]).transpose(order)
+    engine = Engine(build(model, Target.from_tag("host"), TILED).to_bytes(), threads=1)
+    np.testing.assert_array_equal(engine(*given)[0], wanted)
+
+
 @pytest.mark.parametrize(
     ("shape", "order"),
-    [(("N", 96, 37, 3), (0, 2, 3, 1)), ((1, 96, 37, 3), (0, 2, 3, 1)), (("N", "L", 768, 2), (0, 2, 3, 1))],
+    [
+        (("N", 96, 37, 3), (0, 2, 3, 1)),
+        ((1, 96, 37, 3), (0, 2, 3, 1)),
+        (("N", "L", 768, 2), (0, 2, 3, 1)),
+        ((1, 64, 48), (2, 1, 0)),
+    ],
     ids=str,
 )
 def test_axes_that_have_no_room_for_a_tile_have_it_together(shape: tuple[Any, ...], order: tuple[int, ...]) -> None:

@@ -104,12 +104,7 @@ def choose_version(function: tirx.PrimFunc, smaller: Sequence[tirx.PrimFunc]) ->
     if not smaller:
         raise ValueError("there is no version for less than a tile")
     fits = tirx.all(*least.values()) if len(least) > 1 else next(iter(least.values()))
-    narrow = choose_version(smaller[0], smaller[1:])
-    first, second = function.body.block, rewriting.clone(narrow.body, narrow.body.block.alloc_buffers).block
-    body = tirx.IfThenElse(fits, first.body, second.body)
-    buffers = [*first.alloc_buffers, *second.alloc_buffers]
-    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers, annotations=first.annotations)
-    return function.with_body(s_tir.SBlockRealize([], True, root))
+    return rewriting.either(fits, function, choose_version(smaller[0], smaller[1:]))
 
 
 def pad_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
