@@ -110,7 +110,10 @@ def _slowest(prepared: Prepared, threads: int, count: int) -> dict[str, float]:
     return {kernel.name: kernel.share for kernel in kernels[:count]}
 
 
-def _error(ours: np.ndarray, reference: np.ndarray) -> float:
+def _error(ours: np.ndarray, reference: np.ndarray) -> float | None:
+    """Return the largest difference as a part of the largest value; None where another number of things was found."""
+    if ours.shape != reference.shape:
+        return None
     scale = max(np.abs(reference).max(initial=0.0), 1e-30)
     return float(np.abs(ours.astype(np.float64) - reference).max(initial=0.0) / scale)
 
