@@ -33,7 +33,7 @@ STAGES = Registry(
                 deliverables=("model.onnx", "model.data"),
             ),
             Stage(
-                name="compile", version=132, takes={"model": "quantize", "data": "calibration data"}, gives="library",
+                name="compile", version=133, takes={"model": "quantize", "data": "calibration data"}, gives="library",
                 tools=("apache-tvm", "apache-tvm-ffi", "ziglang", "onnx", "onnxruntime", "numpy"), per_target=True,
                 folder="plain/{target}", wants=("key", "dump", "shelf"), joint=Joint(code="combine", version=1),
             ),

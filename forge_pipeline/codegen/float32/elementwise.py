@@ -161,9 +161,7 @@ def reshape_constant(graph: Graph, call: relax.Call) -> Value | None:
 
 
 def schedule(sch: Schedule, machine: Machine) -> None:
-    """Schedule a kernel without a reduction: what is cheap to repeat is inlined into what reads it."""
-    for block in primitives.blocks(sch)[:-1]:
-        sch.compute_inline(block)
+    """Schedule a kernel without a reduction, as `joined_axes` leaves it: all else is inlined into its last block."""
     for block in primitives.blocks(sch):
         schedule_elementwise(sch, block, machine)
 

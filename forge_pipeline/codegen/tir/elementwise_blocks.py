@@ -36,9 +36,6 @@ from forge_pipeline.codegen.tir.primitives import (
 LONG_ROW = 4
 """Vectors in a row beside which a division is little: CamemBERT of any batch took 0.99 of its time on two threads."""
 
-FEW_TURNS = 4
-"""Turns of the loops around tiles, a batch's apart, that leave threads without work."""
-
 GATHERED_BITS = 32
 """Bits of the smallest numbers that gathers of vectors take."""
 
@@ -54,10 +51,10 @@ def pad_at(sch: Schedule, before: Sequence[SBlockRV], loop: LoopRV | None, machi
 
 
 def _share_tiles(sch: Schedule, block: SBlockRV, outer: Sequence[LoopRV], tiles: LoopRV | None, work: int) -> None:
-    """Share out the loops around a copy that exchanges axes, or its tiles where those loops have few turns."""
+    """Share out the loops around a copy that exchanges axes, or its tiles where those loops are a batch's alone."""
     turns, inner = ([extent(sch, loop) for loop in loops] for loops in (outer, sch.get_loops(block)[-2:]))
     is_large = work_of([1, *inner]) >= SERIAL_WORK
-    if tiles is not None and is_large and turns.count(None) <= 1 and product(filter(None, turns)) <= FEW_TURNS:
+    if tiles is not None and is_large and set(turns) <= {1, None} and turns.count(None) <= 1:
         sch.annotate(tiles, transposed_tiles.THREADS, 1)
     elif outer:
         parallel_if_worth(sch, fuse_where_provable(sch, outer), work)

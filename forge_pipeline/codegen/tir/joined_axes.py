@@ -22,19 +22,20 @@ from forge_pipeline.codegen.tir.broadcasting import is_one
 
 
 def join(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return an elementwise kernel with such axes as one, where it reads along another axis than it writes.
+    """Return an elementwise kernel as one block, with axes joined where it reads along another axis than it writes.
 
-    Axes of one number at the end are left out: the one before is last.
+    What is cheap to repeat is inlined into what reads it. Axes of one number at the end are left out: the one before is
+    last.
     """
     sch = s_tir.Schedule(function)
     for block in primitives.blocks(sch)[:-1]:
         sch.compute_inline(block)
-    kernel = sch.mod["main"]
+    kernel = inlined = sch.mod["main"]
     realize = _only_store(kernel)
     while realize is not None and len(realize.block.iter_vars) > 1 and is_one(realize.block.iter_vars[-1].dom.extent):
         kernel = _without(kernel, realize, len(realize.block.iter_vars) - 1)
         realize = _only_store(kernel)
-    return function if realize is None else _joined(kernel, realize) or function
+    return inlined if realize is None else _joined(kernel, realize) or inlined
 
 
 def _joined(kernel: tirx.PrimFunc, realize: Any) -> tirx.PrimFunc | None:
@@ -148,21 +149,17 @@ def steps_of(places: Any, buffer: Any, axes: Sequence[Any]) -> list[Any] | None:
 def along(steps: Sequence[Any]) -> int | None:
     """Return the axis on which neighbours lie side by side in a buffer, where those on the last one lie apart."""
     *others, last, _ = steps
-    return next((number for number, step in enumerate(others) if _is(step, 1)), None) if crosses(last) else None
+    return next((number for number, step in enumerate(others) if is_one(step)), None) if crosses(last) else None
 
 
 def crosses(step: Any) -> bool:
     """Return whether neighbours that lie this far apart are two, and not side by side."""
-    return not (_is(step, 0) or _is(step, 1))
+    return not (isinstance(step, tirx.IntImm) and int(step) in (0, 1))
 
 
 def _is_one_axis(step: Any, next_step: Any, extent: Any) -> bool:
     """Return whether a step on the first of two axes is a row of the second, which is as long as ``extent`` says."""
     return bool(Analyzer().can_prove_equal(step, next_step * extent))
-
-
-def _is(step: Any, number: int) -> bool:
-    return isinstance(step, tirx.IntImm) and int(step) == number
 
 
 def _uses(tree: Any, axes: Sequence[Any]) -> int:
