@@ -33,8 +33,8 @@ SHARED = 16
 """Turns of a loop that are enough for threads; an open number is taken for as many."""
 
 LEAST = 4
-"""Rows of the smallest tiles, which are also for open sizes that have no room for a large one: 64 x 4 to 64 x 15 rows of
-200 numbers took 0.43 to 0.62 of the time of plain loops (Zen 5)."""
+"""Rows of the smallest tiles, also for open sizes that have no room for a large one: 64 x 4 to 64 x 15 rows of 200
+numbers took 0.43 to 0.62 of the time of plain loops (Zen 5)."""
 
 KINDS = ("float32", "int32", "uint32", "float16")
 BYTES = ("uint8", "int8")
