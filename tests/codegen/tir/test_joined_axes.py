@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,16 @@ def test_a_batch_changes_places_with_a_last_axis(shape: tuple[Any, ...], order: 
         sizes = {"N": batch, "L": length, "M": last}
         given.append(numbers(TensorProto.FLOAT, *(sizes.get(extent, extent) for extent in shape)))
     check(transposed(shape, order), order, given)
+
+
+@pytest.mark.parametrize(("shape", "order"), [(("N", 6, "L", 33), (3, 1, 2, 0)), ((33, 6, "L", "N"), (3, 1, 2, 0))])
+def test_a_batch_of_one_that_changes_places_has_tiles_of_what_is_beside_it(
+    shape: tuple[Any, ...], order: tuple[int, ...]
+) -> None:
+    module = lower(import_model(prepare(transposed(shape, order))), Target.from_tag("x86-64/v3"), TILED).module
+    (text,) = (script for each in module.functions.values() if "tile0" in (script := each.script(show_meta=False)))
+    assert "if N != T.int64(1)" in text
+    assert len(re.findall(r"tile0\w* = T.sblock_alloc", text)) == 4  # large and small ones, for a batch and for one
 
 
 @pytest.mark.parametrize("order", [(0, 3, 1, 2), (0, 3, 2, 1), (0, 2, 3, 1)], ids=str)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 from forge_pipeline.codegen.float32.conv import direct
+from forge_pipeline.codegen.float32.conv.dynamic_shape import stored_blocks
 from forge_pipeline.codegen.float32.conv.geometry import Geometry
 from forge_pipeline.codegen.float32.conv.plan import Plan, choose_plan, is_pointwise
 from forge_pipeline.codegen.tir.machine import Machine, Tile, divisors
 from forge_pipeline.target import Target
+from tests.support.tiled import assert_same, model
 
 LEVEL = "x86-64/v3"
 MACHINE = Machine.of(Target.from_tag(LEVEL))
@@ -123,3 +127,20 @@ def test_cores_share_the_rows_of_an_image_that_is_larger_than_its_weights() -> N
 
     assert [row_blocks(cores, 20, 64) for cores in (1, 2, 4)] == [1, 2, 4]
     assert [row_blocks(cores, 8, 256) for cores in (1, 2)] == [1, 1]  # to read 256 KB of weights twice costs more
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_an_image_of_any_size_has_an_even_number_of_vectors_where_tiles_gain_by_it(kernel: int) -> None:
+    """Of eleven vectors a tile has one or all; of a twelfth, which is not written, two or three."""
+    weight = np.random.default_rng(0).normal(size=(11 * 8, 48, kernel, kernel)).astype(np.float32)
+    geometry = Geometry(
+        channels=48, filters=88, groups=1, size=(None, None), kernel=(kernel, kernel), strides=(1, 1),
+        padding=(kernel // 2,) * 4, dilation=(1, 1),
+    )  # fmt: skip
+    assert [stored_blocks(MACHINE, replace(geometry, filters=count * 8)) for count in (11, 12)] == [12, 12]
+    assert stored_blocks(MACHINE, replace(geometry, filters=88, channels=88, groups=11)) == 11
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[kernel // 2] * 4)
+    source = model([node], {"x": ("batch", 48, "height", "width")}, {"w": weight})
+    sizes = [{"batch": batch, "height": height, "width": width} for batch, height, width in
+             ((1, 7, 7), (2, 1, 3), (1, 13, 16), (3, 2, 1), (1, 1, 1))]  # fmt: skip
+    assert_same(source, sizes, terms=48 * kernel**2, tag=LEVEL)
